@@ -1,0 +1,192 @@
+"""Write ``benchmarks/suites/*.json``: ``python benchmarks/make_suites.py``.
+
+The suites are data: every case is spelt out in its file. This script only saves the typing, and says where the shapes
+come from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+SUITES = Path(__file__).parent / "suites"
+
+SQUARES = (256, 512, 1000, 1024, 1025, 2048, 3072, 4096, 4097, 6144, 8192, 12288, 16384)
+ROWS = (1, 16, 64, 128, 256, 512, 1024, 4096, 8192)
+LAYOUTS = ("nn", "nt", "tn", "tt")
+
+#: (n, k) of each weight. n of qkv: (heads + 2 * kv_heads) * head_dim; of gate-up: both halves of the gated MLP.
+MODELS: dict[str, dict[str, tuple[int, int]]] = {
+    "Llama-3-8B": {
+        "qkv": (6144, 4096),
+        "o": (4096, 4096),
+        "gate-up": (28672, 4096),
+        "down": (4096, 14336),
+        "lm_head": (128256, 4096),
+    },
+    "Llama-3-70B": {
+        "qkv": (10240, 8192),
+        "o": (8192, 8192),
+        "gate-up": (57344, 8192),
+        "down": (8192, 28672),
+        "lm_head": (128256, 8192),
+    },
+    "Qwen3-32B": {
+        "qkv": (10240, 5120),
+        "o": (5120, 8192),
+        "gate-up": (51200, 5120),
+        "down": (5120, 25600),
+        "lm_head": (151936, 5120),
+    },
+    # latent attention: q_a (1536) and kv_a (512 + 64 rotary) from the hidden state in one product, then 128 heads of
+    # 128 + 64 query and of 128 + 128 key and value dimensions; the MLP is that of the first, dense layers
+    "DeepSeek-V3": {
+        "qkv_a": (2112, 7168),
+        "q_b": (24576, 1536),
+        "kv_b": (32768, 512),
+        "o": (7168, 16384),
+        "gate-up": (36864, 7168),
+        "down": (7168, 18432),
+        "lm_head": (129280, 7168),
+    },
+}
+
+
+def case(m: int, n: int, k: int, source: str, *, op: str = "matmul", layout: str = "nt", **extra: Any) -> dict[str, Any]:
+    """One case; ``extra`` holds dtype, precision, epilogue and so on."""
+    return {"op": op, "m": m, "n": n, "k": k, "layout": layout, **extra, "from": source}
+
+
+def squares(sizes: Iterable[int], layouts: Iterable[str] = ("nn",)) -> Iterator[dict[str, Any]]:
+    """n x n x n products."""
+    for layout in layouts:
+        for size in sizes:
+            yield case(size, size, size, f"square {layout}", layout=layout)
+
+
+def products(model: str, rows: Iterable[int], names: Iterable[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The products of one layer of a model, with that many tokens."""
+    weights = MODELS[model]
+    for name in names or weights:
+        for m in rows:
+            yield case(m, *weights[name], f"{model} {name}")
+
+
+def distinct(cases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Equal cases as one, which then names all its sources."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in cases:
+        key = json.dumps({name: value for name, value in one.items() if name != "from"}, sort_keys=True)
+        if key in found:
+            found[key]["from"] += f", {one['from']}"
+        else:
+            found[key] = one
+    return list(found.values())
+
+
+def write(name: str, about: str, runner: str, cases: Iterable[dict[str, Any]], **defaults: Any) -> None:
+    """One suite, a case on each line."""
+    rows = distinct(cases)
+    head = {"suite": name, "about": about, "runner": runner, "defaults": defaults}
+    body = ",\n".join("  " + json.dumps(row) for row in rows)
+    text = json.dumps(head, indent=1)[:-2] + ',\n "cases": [\n' + body + "\n ]\n}\n"
+    json.loads(text)
+    (SUITES / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def bf16() -> Iterator[dict[str, Any]]:
+    """Squares, the four layouts, and the products of four models."""
+    yield from squares(SQUARES)
+    yield from squares((1024, 4096, 8192), LAYOUTS)
+    for model in MODELS:
+        yield from products(model, ROWS)
+
+
+def fp16() -> Iterator[dict[str, Any]]:
+    """The shapes that differ most from each other."""
+    yield from squares((256, 512, 1000, 1024, 1025, 2048, 4096, 4097, 8192, 16384))
+    yield from squares((4096,), LAYOUTS)
+    yield from products("Llama-3-8B", (1, 16, 128, 512, 4096))
+
+
+def fp32() -> Iterator[dict[str, Any]]:
+    """Each shape with each way to multiply float32."""
+    shapes = [
+        *squares((512, 1024, 1025, 2048, 4096, 8192)),
+        *squares((4096,), ("nt",)),
+        *products("Llama-3-8B", (512, 4096), ("qkv", "gate-up", "down")),
+    ]
+    for precision in ("ieee", "tf32x3", "tf32"):
+        for one in shapes:
+            yield {**one, "precision": precision, "from": one["from"]}
+
+
+def epilogue() -> Iterator[dict[str, Any]]:
+    """``linear`` and what may follow it, on shapes bound by arithmetic and by bytes."""
+    chains = (["bias"], ["bias", "gelu"], ["gelu", "dropout"], ["bias", "silu"], ["residual"])
+    everything = ["bias", "gelu", "dropout", "residual"]
+    for chain in (*chains, everything):
+        for m, n, k, source in ((4096, 4096, 4096, "square"), (8192, 14336, 4096, "Llama-3-8B up")):
+            yield case(m, n, k, source, op="linear", epilogue=chain)
+    for m, n, k, source in (
+        (16384, 4096, 1024, "short k"),
+        (8192, 8192, 8192, "square"),
+        (2048, 16384, 4096, "wide"),
+        (512, 4096, 4096, "few rows"),
+    ):
+        yield case(m, n, k, source, op="linear", epilogue=["gelu", "dropout"])
+
+
+def host() -> Iterator[dict[str, Any]]:
+    """Calls whose device time is nothing: what is left is the host's."""
+    for op in ("matmul", "linear", "addmm"):
+        yield case(64, 64, 64, "host", op=op, grad=False)
+    for op in ("linear", "addmm"):
+        yield case(64, 64, 64, "host", op=op, grad=True)
+    yield case(64, 64, 64, "host", op="linear", epilogue=["bias", "gelu"], grad=False)
+
+
+def planner() -> Iterator[dict[str, Any]]:
+    """A stated part of gemm-bf16: every kind of shape, but not every m of every model."""
+    yield from squares(size for size in SQUARES if size <= 8192)
+    yield from squares((4096,), ("tn", "nt", "tt"))
+    yield from products("Llama-3-8B", (1, 16, 128, 512, 4096))
+    yield from products("DeepSeek-V3", (64, 1024))
+    yield from products("Qwen3-32B", (256, 8192), ("qkv", "o", "gate-up", "down"))
+
+
+def main() -> None:
+    """Write every suite."""
+    SUITES.mkdir(exist_ok=True)
+    gemm = "against cuBLAS through torch.matmul; squares, layouts and the products of open models"
+    write("gemm-bf16", f"bfloat16 products {gemm}", "products", bf16(), dtype="bfloat16")
+    write("gemm-fp16", f"float16 products {gemm}", "products", fp16(), dtype="float16")
+    write(
+        "gemm-fp32",
+        "float32 products: ieee and tf32x3 against cuBLAS in fp32, tf32 against cuBLAS in tf32",
+        "products",
+        fp32(),
+        dtype="float32",
+    )
+    write(
+        "epilogue",
+        "linear with what follows it in one kernel, against PyTorch eager and torch.compile(mode='max-autotune')",
+        "products",
+        epilogue(),
+        dtype="bfloat16",
+        dropout_p=0.1,
+    )
+    write("host", "host microseconds of a call, 64x64x64", "host", host(), dtype="bfloat16")
+    write(
+        "planner",
+        "every candidate plan timed: how far the first pick is from the best",
+        "planner",
+        planner(),
+        dtype="bfloat16",
+    )
+
+
+if __name__ == "__main__":
+    main()

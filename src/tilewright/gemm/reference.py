@@ -1,0 +1,83 @@
+"""The same products as a composition of PyTorch's operations: for CPU tensors, and to differentiate twice."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tilewright.gemm.operands import dropout_threshold
+
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57  # multipliers and Weyl constants of Philox4x32 (Salmon et al., SC 2011)
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_LOW = 0xFFFFFFFF
+
+
+def _mulhilo(x: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """High and low 32 bits of x * multiplier, for x of 32 bits in int64 (whose product may wrap)."""
+    low16, high16 = x & 0xFFFF, x >> 16
+    cross = low16 * multiplier
+    upper = high16 * multiplier + (cross >> 16)
+    return (upper >> 16) & _LOW, ((upper << 16) | (cross & 0xFFFF)) & _LOW
+
+
+def keep_mask(shape: tuple[int, ...], p: float, seed: int | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The dropout mask that ``lang.philox`` makes for a contiguous tensor of ``shape``."""
+    count = 1
+    for size in shape:
+        count *= size
+    index = torch.arange(count, dtype=torch.int64, device=device)
+    counter = index >> 2
+    zero = torch.zeros_like(counter)
+    c0, c1, c2, c3 = counter & _LOW, (counter >> 32) & _LOW, zero, zero
+    key = seed.reshape(()).to(device) if isinstance(seed, torch.Tensor) else torch.tensor(seed, device=device)
+    k0, k1 = key & _LOW, (key >> 32) & _LOW
+    for _ in range(10):
+        h0, l0 = _mulhilo(c0, _M0)
+        h1, l1 = _mulhilo(c2, _M1)
+        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
+        k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
+    word = torch.stack((c0, c1, c2, c3), -1).gather(-1, (index & 3).unsqueeze(-1)).squeeze(-1)
+    return (word >= dropout_threshold(p)).reshape(shape)
+
+
+def activate(x: torch.Tensor, activation: str | None) -> torch.Tensor:
+    """The activation of that name."""
+    if activation is None:
+        return x
+    if activation == "gelu_tanh":
+        return F.gelu(x, approximate="tanh")
+    if activation == "relu2":
+        return F.relu(x).square()
+    table = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
+    return table[activation](x)
+
+
+def dropout(x: torch.Tensor, p: float, seed: int | torch.Tensor) -> torch.Tensor:
+    """``x`` with elements zeroed with probability p by the mask of ``seed``, the others divided by 1 - p."""
+    if p == 0.0:
+        return x
+    scale = 0.0 if p >= 1.0 else 1.0 / (1.0 - p)
+    return torch.where(keep_mask(tuple(x.shape), p, seed, x.device), x * scale, torch.zeros_like(x))
+
+
+def product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str | None,
+    alpha: float,
+    dropout_p: float,
+    seed: int | torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(result, value before the activation) in the accumulator's dtype, unrounded: float64 for float64, else float32."""
+    wide = torch.float64 if a.dtype is torch.float64 else torch.float32
+    pre = torch.matmul(a.to(wide), b.to(wide))
+    if alpha != 1.0:
+        pre = pre * alpha
+    if bias is not None:
+        pre = pre + bias.to(wide)
+    out = dropout(activate(pre, activation), dropout_p, seed)
+    if residual is not None:
+        out = out + residual.to(wide)
+    return out, pre

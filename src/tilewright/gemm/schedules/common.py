@@ -1,0 +1,128 @@
+"""What every schedule shares on the host: the epilogue's arguments, and what fits a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tilewright.gemm.operands import Operands, dropout_threshold, float_parts
+from tilewright.gemm.plan import Plan
+from tilewright.gemm.problem import Problem
+from tilewright.lang.activations import FORWARD
+from tilewright.runtime.devices import Device
+from tilewright.runtime.mode import INTERPRETED
+
+#: programs of a persistent launch in interpreter mode: few, so that every program walks several tiles
+INTERPRETED_PROGRAMS = 3
+
+
+def steps(operands: Operands, position: int) -> tuple[tuple[Any, ...], int, int, dict[str, Any], tuple[Any, ...]]:
+    """The epilogue as ``lang.epilogue.finish`` takes it: (steps, seed, threshold, constexprs, what it writes).
+
+    ``position`` is the place of ``steps`` among the kernel's arguments.
+    """
+    e = operands.epilogue
+    acc = operands.problem.accumulator
+    seed = e.seed if isinstance(e.seed, int) else 0
+    dropout, threshold = None, 0
+    if e.dropout_p > 0.0:
+        scale = 0.0 if e.dropout_p >= 1.0 else 1.0 / (1.0 - e.dropout_p)
+        dropout = (None if isinstance(e.seed, int) else e.seed, float_parts(scale, acc))
+        threshold = dropout_threshold(e.dropout_p)
+    taken = (
+        float_parts(e.alpha, acc) if e.alpha != 1.0 else None,
+        None if e.bias is None else (e.bias, e.bias.stride(0)),
+        None if e.pre is None else (e.pre, e.pre.stride()),
+        None if e.residual is None else (e.residual, e.residual.stride()),
+        dropout,
+        e.custom_args or None,
+    )
+    constexprs = {
+        "ACC": tl.float64 if acc is torch.float64 else tl.float32,
+        "PRECISION": operands.precision,
+        "ACTIVATION": None if e.activation is None else FORWARD[e.activation],
+        "DROPOUT": 0 if dropout is None else 4 if operands.b.shape[-1] % 4 == 0 else 1,
+        "CUSTOM": e.custom,
+    }
+    writes = () if e.pre is None else ((position, 2, 0),)
+    return taken, seed, threshold, constexprs, writes
+
+
+def smem_bytes(plan: Plan, dtype: torch.dtype, staged: int = 0) -> int:
+    """Shared memory of a program: the slices in flight, and what C leaves through.
+
+    Triton keeps ``num_stages`` slices of each operand. What an epilogue exchanges reuses the same memory.
+    """
+    slices = plan.num_stages * (plan.block_m + plan.block_n) * plan.block_k * dtype.itemsize
+    return slices + staged + 1024
+
+
+def registers(plan: Plan, dtype: torch.dtype) -> int:
+    """Registers of a thread, about: its share of the sum, and addresses, masks and operands in flight."""
+    words = 2 if dtype is torch.float64 else 1
+    return min(255, words * plan.block_m * plan.block_n // (32 * plan.num_warps) + 56)
+
+
+def resident(plan: Plan, dtype: torch.dtype, device: Device, staged: int = 0) -> int:
+    """Programs that a multiprocessor holds at once, 1 or more."""
+    by_memory = device.smem_per_sm // (smem_bytes(plan, dtype, staged) + 1024)
+    threads = device.warp_size * plan.num_warps
+    by_registers = device.registers_per_sm // (registers(plan, dtype) * threads)
+    return max(1, min(by_memory, by_registers, device.threads_per_sm // threads, device.blocks_per_sm))
+
+
+def programs_at_once(plan: Plan, a: torch.Tensor, staged: int) -> int:
+    """Programs of a persistent launch on the device of ``a``."""
+    if INTERPRETED or a.device.type != "cuda":
+        return INTERPRETED_PROGRAMS
+    device = Device.current(a.device.index)
+    return device.sms * resident(plan, a.dtype, device, staged)
+
+
+def block_k(wanted: int, problem: Problem) -> int:
+    """A slice of k of as many bytes as ``wanted`` elements of two bytes, 16 or more elements."""
+    return max(16, wanted * 2 // problem.dtype.itemsize)
+
+
+def fit_stages(
+    plan: Plan, problem: Problem, device: Device, staged: Callable[[Plan, torch.dtype], int] | None = None
+) -> Plan:
+    """``plan`` with as many stages as the device's shared memory has room for (1 or more)."""
+    extra = staged(plan, problem.out_dtype or problem.dtype) if staged else 0
+    while plan.num_stages > 1 and smem_bytes(plan, problem.dtype, extra) > device.smem_per_block:
+        plan = replace(plan, num_stages=plan.num_stages - 1)
+    return plan
+
+
+def worth_trying(plan: Plan, problem: Problem) -> bool:
+    """Whether a tile is no more than twice the problem along m and n, the smallest tiles excepted."""
+    return (plan.block_m <= 16 or plan.block_m < 2 * problem.m) and (plan.block_n <= 16 or plan.block_n < 2 * problem.n)
+
+
+def refuses_dtype(problem: Problem, device: Device) -> str | None:
+    """Why the device cannot multiply the problem's dtype, or ``None``."""
+    if problem.precision in ("tf32", "tf32x3") and problem.dtype is torch.float32 and device.backend != "cuda":
+        return f"{device.title} has no tf32; use precision='ieee'"
+    return None
+
+
+def refuses_plan(plan: Plan, problem: Problem, device: Device, staged: int = 0) -> str | None:
+    """Why no schedule can run the plan's numbers on the device, or ``None``."""
+    needs = smem_bytes(plan, problem.dtype, staged)
+    if needs > device.smem_per_block:
+        return f"it needs {needs} bytes of shared memory and {device.title} gives a program {device.smem_per_block}"
+    if registers(plan, problem.dtype) >= 255:
+        return f"a tile of {plan.block_m}x{plan.block_n} does not fit the registers of {plan.num_warps} warps"
+    if plan.split_k != 1:
+        return f"the {plan.schedule} schedule does not split k"
+    if plan.num_warps * device.warp_size > 1024:
+        return f"{plan.num_warps} warps are more than a program may have"
+    tiles = triton.cdiv(problem.m, plan.block_m) * triton.cdiv(problem.n, plan.block_n)
+    if tiles * max(1, problem.batch) >= 2**31:
+        return "it makes 2^31 tiles or more"
+    return None

@@ -1,0 +1,142 @@
+"""Schedule ``tile``: one program, one tile of C, through pointers. Any stride, any alignment, every target."""
+
+from __future__ import annotations
+
+import itertools
+
+import triton
+import triton.language as tl
+
+from tilewright.gemm.operands import Operands
+from tilewright.gemm.plan import Plan
+from tilewright.gemm.problem import Problem
+from tilewright.gemm.schedules import common
+from tilewright.lang.dot import dot
+from tilewright.lang.epilogue import finish, offsets
+from tilewright.lang.order import tile_of
+from tilewright.runtime.devices import Device
+from tilewright.runtime.launch import Call
+
+NAME = "tile"
+
+
+@triton.jit(do_not_specialize=["m", "batch_first"])
+def tile_kernel(p_a, p_b, p_c, m, n, k, batch_first, batch_inner, strides_a, strides_b, strides_c,
+                seed: tl.int64, threshold: tl.int64, steps,
+                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+                ORDER: tl.constexpr, EVEN_K: tl.constexpr, BATCHED: tl.constexpr, ACC: tl.constexpr,
+                PRECISION: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT: tl.constexpr,
+                CUSTOM: tl.constexpr):  # fmt: skip
+    """C (z0, z1, m, n) = epilogue(A (z0, z1, m, k) @ B (z0, z1, k, n)). Grid: tiles of C, z0 * z1 times.
+
+    The batch shares the grid's first dimension with the tiles: the others end at 65,535.
+    """
+    index = tl.program_id(0)
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    tiles_n = tl.cdiv(n, BLOCK_N)
+    if BATCHED:
+        z = index // (tiles_m * tiles_n)
+        index = index % (tiles_m * tiles_n)
+        z0 = z // batch_inner
+        z1 = z % batch_inner
+    else:
+        z = index * 0
+        z0 = z
+        z1 = z
+    tile_m, tile_n = tile_of(index, tiles_m, tiles_n, GROUP, ORDER)
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    ks = tl.arange(0, BLOCK_K)
+
+    p_a_block = p_a + offsets(strides_a, z0, z1, rows, ks)
+    p_b_block = p_b + offsets(strides_b, z0, z1, ks, cols)
+    step_a = tl.full((), BLOCK_K, tl.int64) * strides_a[3]
+    step_b = tl.full((), BLOCK_K, tl.int64) * strides_b[2]
+    m_a = rows[:, None] < m
+    m_b = cols[None, :] < n
+
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    for i in range(0, tl.cdiv(k, BLOCK_K)):
+        if EVEN_K:
+            a = tl.load(p_a_block, mask=m_a, other=0.0)
+            b = tl.load(p_b_block, mask=m_b, other=0.0)
+        else:
+            left = k - i * BLOCK_K
+            a = tl.load(p_a_block, mask=m_a & (ks[None, :] < left), other=0.0)
+            b = tl.load(p_b_block, mask=m_b & (ks[:, None] < left), other=0.0)
+        acc = dot(a, b, acc, PRECISION)
+        p_a_block += step_a
+        p_b_block += step_b
+
+    acc = finish(acc, batch_first + z, z0, z1, rows, cols, m, n, seed, threshold, steps, ACTIVATION, DROPOUT, CUSTOM)
+    p_c_block = p_c + offsets(strides_c, z0, z1, rows, cols)
+    tl.store(p_c_block, acc.to(p_c.dtype.element_ty), mask=m_a & m_b)
+
+
+def supports(problem: Problem, device: Device) -> str | None:
+    """Why this schedule cannot run the problem on the device, or ``None``."""
+    return common.refuses_dtype(problem, device)
+
+
+def refuses(plan: Plan, problem: Problem, device: Device) -> str | None:
+    """Why this plan cannot run the problem on the device, or ``None``."""
+    return supports(problem, device) or common.refuses_plan(plan, problem, device)
+
+
+#: (block_m, block_n, block_k, warps, stages) of operands of two bytes; block_k shrinks as elements grow
+_TILES = (
+    (128, 256, 64, 8, 3),
+    (128, 128, 64, 8, 3),
+    (128, 128, 64, 4, 4),
+    (128, 128, 32, 4, 4),
+    (64, 256, 64, 8, 3),
+    (64, 128, 64, 4, 4),
+    (128, 64, 64, 4, 4),
+    (64, 64, 64, 4, 4),
+    (64, 64, 128, 4, 3),
+    (64, 32, 128, 4, 4),
+    (32, 64, 128, 4, 4),
+    (32, 32, 128, 4, 4),
+    (16, 128, 64, 4, 5),
+    (16, 64, 128, 4, 5),
+    (16, 32, 256, 4, 4),
+    (16, 16, 256, 4, 4),
+)
+
+
+def candidates(problem: Problem, device: Device) -> list[Plan]:
+    """Every plan worth trying: one statement for each tile, no tile more than twice the problem in a dimension."""
+    plans = []
+    for (bm, bn, bk, warps, stages), group in itertools.product(_TILES, (1, 8)):
+        bk = common.block_k(bk, problem)
+        plan = Plan(NAME, bm, bn, bk, group, warps, stages)
+        plan = common.fit_stages(plan, problem, device)
+        if common.worth_trying(plan, problem) and refuses(plan, problem, device) is None:
+            plans.append(plan)
+    return list(dict.fromkeys(plans))
+
+
+def prepare(plan: Plan, operands: Operands) -> Call:
+    """The launch of ``plan`` on ``operands``."""
+    a, b, c = operands.a, operands.b, operands.c
+    z0, z1, m, k = a.shape
+    n = b.shape[-1]
+    steps, seed, threshold, meta, writes = common.steps(operands, position=13)
+    tiles = triton.cdiv(m, plan.block_m) * triton.cdiv(n, plan.block_n)
+    args = (a, b, c, m, n, k, operands.first, z1, a.stride(), b.stride(), c.stride(), seed, threshold, steps)
+    constexprs = {
+        "BLOCK_M": plan.block_m,
+        "BLOCK_N": plan.block_n,
+        "BLOCK_K": plan.block_k,
+        "GROUP": plan.group_m,
+        "ORDER": plan.order,
+        "EVEN_K": k % plan.block_k == 0,
+        "BATCHED": z0 * z1 > 1,
+        **meta,
+    }
+    return Call(tile_kernel, (tiles * z0 * z1,), args, constexprs, plan.num_warps, plan.num_stages, (2, *writes))
+
+
+def signature(plan: Plan, problem: Problem, device: Device) -> Call:
+    """The same launch over stand-ins, for offline compilation."""
+    return prepare(plan, Operands.stand_in(problem))

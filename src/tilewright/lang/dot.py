@@ -1,0 +1,28 @@
+"""The product of two blocks, at each precision of float32 operands."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def round_tf32(x):
+    """float32 rounded to the nearest tf32 (10 bits of fraction), ties away from zero; NaN and infinity stay.
+
+    The tensor cores drop the 13 low bits. Rounding first halves the error and removes its bias towards zero.
+    """
+    bits = (x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
+def dot(a, b, acc, PRECISION: tl.constexpr):
+    """``acc + a @ b``, summed in the dtype of ``acc``.
+
+    PRECISION: "ieee" (operands as they are), "tf32" (rounded to tf32), "tf32x3" (each operand as the sum of two tf32
+    values, three products: float32 accuracy on tensor cores).
+    """
+    if PRECISION == "tf32":
+        acc = tl.dot(round_tf32(a), round_tf32(b), acc, input_precision="tf32", out_dtype=acc.dtype)
+    else:
+        acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+    return acc

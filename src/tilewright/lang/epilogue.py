@@ -1,0 +1,73 @@
+"""What happens to a block of sums on its way out: once, on the complete sum, in the accumulator's dtype.
+
+The steps compose in one order: ``alpha * acc``, ``+ bias``, activation, dropout, ``+ residual``, the caller's own
+function. A step that is not wanted is ``None`` (or 0), which Triton sees when it compiles, and costs nothing.
+"""
+
+import triton
+import triton.language as tl
+
+from tilewright.lang.philox import keep_each, keep_quads
+
+
+@triton.jit
+def scalar(parts, like):
+    """A number handed over as float32 parts (three keep a float64 whole), in the dtype of ``like``."""
+    value = tl.zeros((), like.dtype) + parts[0]
+    if len(parts) == 3:
+        value = value + parts[1] + parts[2]
+    return value
+
+
+@triton.jit
+def offsets(strides, z0, z1, rows, cols):
+    """64-bit element offsets of a block in a (z0, z1, rows, cols) tensor of any strides."""
+    batch = z0.to(tl.int64) * strides[0] + z1.to(tl.int64) * strides[1]
+    return batch + rows.to(tl.int64)[:, None] * strides[2] + cols.to(tl.int64)[None, :] * strides[3]
+
+
+@triton.jit
+def dropped(acc, seed, threshold, scale, index, DROPOUT: tl.constexpr):
+    """``acc`` with each element kept and scaled, or 0. ``index``: 64-bit index of the block's first element, row
+    starts as (rows, 1) and columns as (1, cols); DROPOUT is 4 when every row starts on a multiple of 4."""
+    starts, cols = index
+    if DROPOUT == 4:
+        quads = tl.arange(0, acc.shape[1] // 4)[None, :]
+        first = (starts + tl.min(cols, axis=1, keep_dims=True)) // 4 + quads
+        keep = keep_quads(seed, first, threshold)
+    else:
+        keep = keep_each(seed, starts + cols, threshold)
+    return tl.where(keep, acc * scale, 0.0)
+
+
+@triton.jit
+def finish(acc, z, z0, z1, rows, cols, m, n, seed, threshold, steps, ACTIVATION: tl.constexpr, DROPOUT: tl.constexpr,
+           CUSTOM: tl.constexpr):  # fmt: skip
+    """Apply every wanted step to ``acc``, a block of C at (z, rows, cols).
+
+    steps: (alpha parts, (p_bias, stride), (p_pre, strides), (p_residual, strides), (p_seed, scale parts), custom's tensors).
+    ``pre`` receives the value before the activation, which the backward needs.
+    """
+    alpha, bias, pre, residual, dropout, custom = steps
+    inside = (rows[:, None] < m) & (cols[None, :] < n)
+    if alpha is not None:
+        acc = acc * scalar(alpha, acc)
+    if bias is not None:
+        p_bias = bias[0] + cols.to(tl.int64) * bias[1]
+        acc += tl.load(p_bias, mask=cols < n, other=0.0).to(acc.dtype)[None, :]
+    if pre is not None:
+        p_pre = pre[0] + offsets(pre[1], z0, z1, rows, cols)
+        tl.store(p_pre, acc.to(p_pre.dtype.element_ty), mask=inside)
+    if ACTIVATION is not None:
+        acc = ACTIVATION(acc)
+    if DROPOUT != 0:
+        if dropout[0] is not None:
+            seed = tl.load(dropout[0])
+        starts = (z.to(tl.int64) * m + rows.to(tl.int64)[:, None]) * n
+        acc = dropped(acc, seed, threshold, scalar(dropout[1], acc), (starts, cols.to(tl.int64)[None, :]), DROPOUT)
+    if residual is not None:
+        p_residual = residual[0] + offsets(residual[1], z0, z1, rows, cols)
+        acc += tl.load(p_residual, mask=inside, other=0.0).to(acc.dtype)
+    if CUSTOM is not None:
+        acc = CUSTOM(acc, rows, cols, m, n, custom)
+    return acc
