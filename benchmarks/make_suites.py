@@ -54,7 +54,9 @@ MODELS: dict[str, dict[str, tuple[int, int]]] = {
 }
 
 
-def case(m: int, n: int, k: int, source: str, *, op: str = "matmul", layout: str = "nt", **extra: Any) -> dict[str, Any]:
+def case(
+    m: int, n: int, k: int, source: str, *, op: str = "matmul", layout: str = "nt", **extra: Any
+) -> dict[str, Any]:
     """One case; ``extra`` holds dtype, precision, epilogue and so on."""
     return {"op": op, "m": m, "n": n, "k": k, "layout": layout, **extra, "from": source}
 

@@ -15,6 +15,8 @@ import torch
 
 from tilewright.gemm.plan import Plan
 from tilewright.gemm.problem import Problem
+from tilewright.gemm.schedules import SCHEDULES
+from tilewright.gemm.schedules.common import resident
 from tilewright.runtime.devices import Device
 
 #: constants of a device that has not been calibrated; a sheet's ``model`` overrides them one by one
@@ -69,15 +71,11 @@ def constant(device: Device, name: str) -> Any:
 
 def predict(problem: Problem, plan: Plan, device: Device) -> Cost:
     """The predicted cost of running ``problem`` by ``plan`` on ``device``."""
-    from tilewright.gemm.schedules.common import resident
-    from tilewright.gemm.schedules.persistent import staged_bytes
-
     size = problem.dtype.itemsize
     out = (problem.out_dtype or problem.dtype).itemsize
     tiles_m, tiles_n = -(-problem.m // plan.block_m), -(-problem.n // plan.block_n)
     tiles = tiles_m * tiles_n * problem.batch
-    staged = staged_bytes(plan, problem.out_dtype or problem.dtype) if plan.schedule == "persistent" else 0
-    per_sm = resident(plan, problem.dtype, device, staged)
+    per_sm = resident(plan, problem, device, SCHEDULES[plan.schedule].staged(plan, problem))
     programs = device.sms * per_sm
     if tiles == 0:
         return Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, programs, 1.0, 0, 0, "fixed")

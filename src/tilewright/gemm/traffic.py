@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tilewright.gemm.cost import predict
 from tilewright.gemm.plan import Plan
@@ -172,7 +173,7 @@ class _Game:
         passing = c * (1 + p.epilogue.count("pre")) + residual
         pieces = self._pieces(waves, max_steps)
         cuts = [p.k * i // pieces for i in range(pieces + 1)] if pieces else [0]
-        widths = [(high - low) * item for low, high in zip(cuts, cuts[1:])]  # noqa: B905 (one is shorter)
+        widths = [(high - low) * item for low, high in pairwise(cuts)]
         played, marks = 0, [(0, 0)]
         while played < self.tiles and (self.accesses < max_steps or not played):
             stop = min(self.tiles, played + self.programs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -59,10 +60,9 @@ def run(
         report.require_plotly()
     if timer is None and not torch.cuda.is_available():
         raise RuntimeError("tilewright.bench: no GPU is visible; speed is only measured on one")
-    for path in (json_path, html_path, results_dir):
-        _check_place(path)
+    _check_places([json_path, html_path], results_dir)
     where = torch.device(device or "cuda")
-    clock = timer or CudaTimer(**({"block_ms": 8.0, "rounds": 3, "preheat_s": 0.3} if quick else {}))
+    clock = timer or (CudaTimer(block_ms=8.0, rounds=3, preheat_s=0.3) if quick else CudaTimer())
     found = []
     for suite in chosen:
         one = _suite(suites.quick(suite) if quick else suite, clock, where, progress, command)
@@ -113,15 +113,15 @@ def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
-def _check_place(path: str | Path | None) -> None:
+def _check_places(files: Iterable[str | Path | None], folder: str | Path | None) -> None:
     """Refuse a place that cannot be written before minutes are spent on measuring."""
-    if path is None:
-        return
-    here = Path(path).absolute()
-    if here.is_dir():
-        return
-    parent = here.parent
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir():
-        raise bad("bench", "path", repr(str(path)), "in a folder")
+    for path, is_file in [*((file, True) for file in files), (folder, False)]:
+        if path is None:
+            continue
+        here = Path(path).absolute()
+        if is_file and here.is_dir():
+            raise bad("bench", "path", repr(str(path)), "a file's name; this is a folder")
+        while not here.exists():
+            here = here.parent
+        if not os.access(here, os.W_OK) or (here.is_file() and not is_file):
+            raise bad("bench", "path", repr(str(path)), f"writable ({here} is not)")

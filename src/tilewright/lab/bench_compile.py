@@ -1,7 +1,7 @@
 """Compile what a suite will run, in as many processes as there are cores, before anything is timed.
 
-Triton keeps binaries on disk, so that what one process has compiled another one loads. A kernel that crashes or hangs does
-so in a process that can be ended.
+Triton keeps binaries on disk, so that what one process has compiled another one loads. A kernel that crashes or hangs
+does so in a process that can be ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The runner of suite ``planner``: every candidate plan of a case timed, and how far the first pick is from the best."""
+"""The runner of suite ``planner``: every candidate plan timed, and how far the first pick is from the best."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ def ending_with_empty_memory(device: torch.device) -> Iterator[None]:
 
 
 def l2_bytes(device: torch.device) -> int:
-    """The device's cache as the driver reports it; one byte for a CPU, whose times nobody reads."""
-    return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.type == "cuda" else 1
+    """The device's L2 cache as the driver reports it; 0 for a CPU, whose times nobody reads."""
+    return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.type == "cuda" else 0
 
 
 def too_large(case: Case, device: torch.device) -> str | None:
@@ -101,9 +101,8 @@ def _case(case: Case, timer: Timer, device: torch.device, result: Result) -> Non
         error = own_error(case, inputs[0], mine)
         for peer in peers.peers(case):
             add(case, peer, error, compare(case, mine, peer, inputs, timer), inputs[0], device, result)
-        if case.epilogue:
-            if device.type == "cuda":
-                _fastest_compiled(case, error, mine, inputs, timer, device, result)
+        if case.epilogue and device.type == "cuda":
+            _fastest_compiled(case, error, mine, inputs, timer, device, result)
 
 
 def _fastest_compiled(

@@ -66,13 +66,41 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    made = Table(
+        title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for name in columns:
         # a number never wraps; a text may
         made.add_column(name, justify="right" if name in right else "left", no_wrap=name in right, overflow="fold")
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else _cell(cell) for cell in row))
     return made
+
+
+def pairs(facts: Iterable[tuple[str, str]], *, title: str | None = None) -> Table:
+    """Names and their values, one a line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(
+        title=title,
+        box=None,
+        show_header=False,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    made.add_column(no_wrap=True, style="dim")
+    made.add_column(overflow="fold")
+    for name, value in facts:
+        made.add_row(Text(name), Text(value))
+    return made
+
+
+def write(text: str) -> None:
+    """A text on stdout as it is: not wrapped, nothing taken for markup."""
+    sys.stdout.write(text + "\n")
 
 
 def _cell(value: Any) -> Any:
@@ -90,6 +118,24 @@ def show(*things: Any) -> None:
     out = console()
     for thing in things:
         out.print(thing)
+
+
+#: what the letters of :func:`brief_plan` stand for
+LEGEND = "g, w, s: group, warps and stages of a plan"
+_BRIEF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "+": " "}
+
+
+def brief_plan(plan: str) -> str:
+    """A plan's line for a narrow column: "tile 128x128x64 g8 w8 s3"."""
+    words = plan.replace(" split=1", "").replace("split=", "k/")
+    return words.replace("group=", "g").replace("warps=", "w").replace("stages=", "s")
+
+
+def brief_problem(problem: str) -> str:
+    """A problem's line for a narrow column: dtypes abbreviated, and steps as words that can be wrapped."""
+    for long, short in _BRIEF.items():
+        problem = problem.replace(long, short)
+    return problem
 
 
 def plain(value: Any) -> Any:
@@ -134,14 +180,18 @@ def progress(what: str, quiet: bool = False) -> Iterator[Progress]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[label]}", markup=False),
     )
-    with Bar(*columns, console=console(stderr=True), transient=True) as bar:
+    # rich would send what is printed on stdout meanwhile to stderr: a file that stdout goes to must get it
+    own = {"redirect_stdout": False, "redirect_stderr": False}
+    with Bar(*columns, console=console(stderr=True), transient=True, **own) as bar:
         task = bar.add_task(what, total=None, label="")
         yield lambda done, total, label: bar.update(task, completed=done, total=total, label=label[:40])
 
 
 def seconds(value: float) -> str:
     """A time in the unit that suits it: s, ms, us or ns."""
+    if value >= 999.5:
+        return f"{value:.0f} s"
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
-        if value * factor >= 1.0:
+        if value * factor >= 0.9995:
             return f"{value * factor:.3g} {unit}"
     return f"{value * 1e9:.3g} ns"

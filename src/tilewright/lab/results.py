@@ -160,9 +160,10 @@ def read(path: str | Path) -> Result:
         raise bad("bench", "result file", repr(str(path)), f"readable ({error.strerror})") from None
     except ValueError:
         raise bad("bench", "result file", repr(str(path)), "JSON") from None
-    missing = {"suite", "device", "date", "command", "ceilings", "rows", "summary"} - set(data if isinstance(data, dict) else ())
+    have = set(data) if isinstance(data, dict) else set()
+    missing = sorted({"suite", "device", "date", "command", "ceilings", "rows", "summary"} - have)
     if missing:
-        raise bad("bench", "result file", repr(str(path)), f"one that `tilewright bench` wrote (no {sorted(missing)[0]!r})")
+        raise bad("bench", "result file", repr(str(path)), f"one that `tilewright bench` wrote (no {missing[0]!r})")
     result: Result = data
     return result
 

@@ -119,7 +119,8 @@ class Suite:
         wanted = [cases] if isinstance(cases, str) else list(cases)
         kept = tuple(case for case in self.cases if any(text in case.label for text in wanted))
         if not kept:
-            raise bad("bench", "cases", ", ".join(wanted), f"part of a case of {self.name}, such as {self.cases[0].name}")
+            must = f"part of a case of {self.name}, such as {self.cases[0].name}"
+            raise bad("bench", "cases", ", ".join(wanted), must)
         return Suite(self.name, self.about, self.runner, kept)
 
 

@@ -26,6 +26,9 @@ class Schedule(Protocol):
     def refuses(self, plan: Plan, problem: Problem, device: Device) -> str | None:
         """Why this plan cannot run the problem on the device, or ``None``."""
 
+    def staged(self, plan: Plan, problem: Problem) -> int:
+        """Bytes of shared memory that a program needs beside the slices in flight."""
+
     def prepare(self, plan: Plan, operands: Operands) -> Call:
         """The launch of a plan on operands."""
 

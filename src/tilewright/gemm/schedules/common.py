@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -53,35 +52,48 @@ def steps(operands: Operands, position: int) -> tuple[tuple[Any, ...], int, int,
     return taken, seed, threshold, constexprs, writes
 
 
-def smem_bytes(plan: Plan, dtype: torch.dtype, staged: int = 0) -> int:
+#: steps that hold a second block beside the sum: their addresses, loaded values or random words
+HEAVY = frozenset({*FORWARD, "pre", "dropout", "residual", "custom"}) - {"relu"}
+
+
+def is_heavy(problem: Problem) -> bool:
+    """Whether the epilogue needs about as many registers again as the sum it works on."""
+    return not HEAVY.isdisjoint(problem.epilogue)
+
+
+def smem_bytes(plan: Plan, problem: Problem, device: Device, staged: int) -> int:
     """Shared memory of a program: the slices in flight, and what C leaves through.
 
-    Triton keeps ``num_stages`` slices of each operand. What an epilogue exchanges reuses the same memory.
+    Hopper's and Blackwell's products read every stage from shared memory; before them, and on AMD, the youngest slice
+    is still in flight to registers and takes no room.
     """
-    slices = plan.num_stages * (plan.block_m + plan.block_n) * plan.block_k * dtype.itemsize
-    return slices + staged + 1024
+    in_flight = plan.num_stages if device.has_tma or plan.num_stages == 1 else plan.num_stages - 1
+    slices = in_flight * (plan.block_m + plan.block_n) * plan.block_k * problem.dtype.itemsize
+    return slices + staged + (256 if device.has_tma else 0)
 
 
-def registers(plan: Plan, dtype: torch.dtype) -> int:
-    """Registers of a thread, about: its share of the sum, and addresses, masks and operands in flight."""
-    words = 2 if dtype is torch.float64 else 1
-    return min(255, words * plan.block_m * plan.block_n // (32 * plan.num_warps) + 56)
+def sum_registers(plan: Plan, problem: Problem, device: Device) -> int:
+    """Registers of a thread that hold its share of the sum."""
+    words = 2 if problem.dtype is torch.float64 else 1
+    return words * plan.block_m * plan.block_n // (device.warp_size * plan.num_warps)
 
 
-def resident(plan: Plan, dtype: torch.dtype, device: Device, staged: int = 0) -> int:
+def resident(plan: Plan, problem: Problem, device: Device, staged: int = 0) -> int:
     """Programs that a multiprocessor holds at once, 1 or more."""
-    by_memory = device.smem_per_sm // (smem_bytes(plan, dtype, staged) + 1024)
+    by_memory = device.smem_per_sm // (smem_bytes(plan, problem, device, staged) + 1024)
     threads = device.warp_size * plan.num_warps
-    by_registers = device.registers_per_sm // (registers(plan, dtype) * threads)
+    # addresses, masks and operands in flight take about 48 registers beside the sum (60 to 90 with a heavy epilogue)
+    each = min(255, sum_registers(plan, problem, device) + (90 if is_heavy(problem) else 48))
+    by_registers = device.registers_per_sm // (each * threads)
     return max(1, min(by_memory, by_registers, device.threads_per_sm // threads, device.blocks_per_sm))
 
 
-def programs_at_once(plan: Plan, a: torch.Tensor, staged: int) -> int:
+def programs_at_once(plan: Plan, problem: Problem, a: torch.Tensor, staged: int) -> int:
     """Programs of a persistent launch on the device of ``a``."""
     if INTERPRETED or a.device.type != "cuda":
         return INTERPRETED_PROGRAMS
     device = Device.current(a.device.index)
-    return device.sms * resident(plan, a.dtype, device, staged)
+    return device.sms * resident(plan, problem, device, staged)
 
 
 def block_k(wanted: int, problem: Problem) -> int:
@@ -89,12 +101,9 @@ def block_k(wanted: int, problem: Problem) -> int:
     return max(16, wanted * 2 // problem.dtype.itemsize)
 
 
-def fit_stages(
-    plan: Plan, problem: Problem, device: Device, staged: Callable[[Plan, torch.dtype], int] | None = None
-) -> Plan:
+def fit_stages(plan: Plan, problem: Problem, device: Device, staged: int = 0) -> Plan:
     """``plan`` with as many stages as the device's shared memory has room for (1 or more)."""
-    extra = staged(plan, problem.out_dtype or problem.dtype) if staged else 0
-    while plan.num_stages > 1 and smem_bytes(plan, problem.dtype, extra) > device.smem_per_block:
+    while plan.num_stages > 1 and smem_bytes(plan, problem, device, staged) > device.smem_per_block:
         plan = replace(plan, num_stages=plan.num_stages - 1)
     return plan
 
@@ -113,10 +122,11 @@ def refuses_dtype(problem: Problem, device: Device) -> str | None:
 
 def refuses_plan(plan: Plan, problem: Problem, device: Device, staged: int = 0) -> str | None:
     """Why no schedule can run the plan's numbers on the device, or ``None``."""
-    needs = smem_bytes(plan, problem.dtype, staged)
+    needs = smem_bytes(plan, problem, device, staged)
     if needs > device.smem_per_block:
         return f"it needs {needs} bytes of shared memory and {device.title} gives a program {device.smem_per_block}"
-    if registers(plan, problem.dtype) >= 255:
+    held = sum_registers(plan, problem, device)
+    if held > 128:
         return f"a tile of {plan.block_m}x{plan.block_n} does not fit the registers of {plan.num_warps} warps"
     if plan.split_k != 1:
         return f"the {plan.schedule} schedule does not split k"

@@ -126,17 +126,25 @@ def supports(problem: Problem, device: Device) -> str | None:
 
 def refuses(plan: Plan, problem: Problem, device: Device) -> str | None:
     """Why this plan cannot run the problem on the device, or ``None``."""
-    return supports(problem, device) or common.refuses_plan(plan, problem, device, staged=staged_bytes(plan, problem.out_dtype or problem.dtype))
+    if why := supports(problem, device) or common.refuses_plan(plan, problem, device, staged(plan, problem)):
+        return why
+    if common.is_heavy(problem) and common.sum_registers(plan, problem, device) > 64 and plan.num_warps < 8:
+        return f"the epilogue of a {plan.block_m}x{plan.block_n} tile does not fit the registers of {plan.num_warps} warps"
+    return None
 
 
-def parts_of(plan: Plan) -> int:
-    """Pieces that the epilogue takes a tile in: 16,384 elements each, so that registers hold one beside the sum."""
-    return max(1, min(4, plan.block_m * plan.block_n // 16384))
+def parts_of(plan: Plan, problem: Problem) -> int:
+    """Pieces that the epilogue takes a tile in, so that what it holds beside the sum fits registers and shared memory:
+    of 16,384 elements, or 8,192 with a heavy epilogue (measured offline: no spills at 128x256 with every step)."""
+    piece = 8192 if common.is_heavy(problem) else 16384
+    return max(1, min(4, plan.block_m * plan.block_n // piece, plan.block_n // 32))
 
 
-def staged_bytes(plan: Plan, out: torch.dtype) -> int:
-    """Bytes of shared memory through which C leaves."""
-    return plan.block_m * plan.block_n // parts_of(plan) * out.itemsize
+def staged(plan: Plan, problem: Problem) -> int:
+    """Bytes of shared memory through which a piece of C leaves, and through which a heavy epilogue changes layout."""
+    out = (problem.out_dtype or problem.dtype).itemsize
+    piece = plan.block_m * plan.block_n // parts_of(plan, problem)
+    return piece * out * (2 if common.is_heavy(problem) else 1)
 
 
 #: (block_m, block_n, block_k, warps, stages) of operands of two bytes
@@ -160,7 +168,8 @@ def candidates(problem: Problem, device: Device) -> list[Plan]:
     plans = []
     for (bm, bn, bk, warps, stages), group in itertools.product(_TILES, (8, 16)):
         bk = common.block_k(bk, problem)
-        plan = common.fit_stages(Plan(NAME, bm, bn, bk, group, warps, stages), problem, device, staged_bytes)
+        plan = Plan(NAME, bm, bn, bk, group, warps, stages)
+        plan = common.fit_stages(plan, problem, device, staged(plan, problem))
         if common.worth_trying(plan, problem) and refuses(plan, problem, device) is None:
             plans.append(plan)
     return list(dict.fromkeys(plans))
@@ -199,7 +208,8 @@ def prepare(plan: Plan, operands: Operands) -> Call:
     bm, bn, bk = plan.block_m, plan.block_n, plan.block_k
     desc_a = _descriptor(a.transpose(-1, -2), bk, bm, batched) if transposed_a else _descriptor(a, bm, bk, batched)
     desc_b = _descriptor(b.transpose(-1, -2), bn, bk, batched) if transposed_b else _descriptor(b, bk, bn, batched)
-    parts = parts_of(plan)
+    problem = operands.problem
+    parts = parts_of(plan, problem)
     by_descriptor = letter(c) == "n" and alignment(c) == ALIGNED
     out = _descriptor(c, bm, bn // parts, batched) if by_descriptor else c
     steps, seed, threshold, meta, writes = common.steps(operands, position=11)
@@ -218,7 +228,7 @@ def prepare(plan: Plan, operands: Operands) -> Call:
         "STORE": "descriptor" if by_descriptor else "pointer",
         **meta,
     }
-    programs = min(tiles, common.programs_at_once(plan, a, staged_bytes(plan, c.dtype)))
+    programs = min(tiles, common.programs_at_once(plan, problem, a, staged(plan, problem)))
     return Call(persistent_kernel, (programs,), args, constexprs, plan.num_warps, plan.num_stages, (2, *writes))
 
 

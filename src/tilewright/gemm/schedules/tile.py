@@ -80,35 +80,67 @@ def supports(problem: Problem, device: Device) -> str | None:
 
 def refuses(plan: Plan, problem: Problem, device: Device) -> str | None:
     """Why this plan cannot run the problem on the device, or ``None``."""
-    return supports(problem, device) or common.refuses_plan(plan, problem, device)
+    if why := supports(problem, device) or common.refuses_plan(plan, problem, device):
+        return why
+    if common.is_heavy(problem) and common.sum_registers(plan, problem, device) > 64:
+        return f"the epilogue of a {plan.block_m}x{plan.block_n} tile does not fit the registers of {plan.num_warps} warps"
+    return None
 
 
-#: (block_m, block_n, block_k, warps, stages) of operands of two bytes; block_k shrinks as elements grow
-_TILES = (
-    (128, 256, 64, 8, 3),
-    (128, 128, 64, 8, 3),
-    (128, 128, 64, 4, 4),
-    (128, 128, 32, 4, 4),
-    (64, 256, 64, 8, 3),
-    (64, 128, 64, 4, 4),
-    (128, 64, 64, 4, 4),
-    (64, 64, 64, 4, 4),
-    (64, 64, 128, 4, 3),
-    (64, 32, 128, 4, 4),
-    (32, 64, 128, 4, 4),
-    (32, 32, 128, 4, 4),
-    (16, 128, 64, 4, 5),
-    (16, 64, 128, 4, 5),
-    (16, 32, 256, 4, 4),
-    (16, 16, 256, 4, 4),
-)
+def staged(plan: Plan, problem: Problem) -> int:
+    """Bytes of shared memory beside the slices: none, what the epilogue exchanges reuses theirs."""
+    return 0
+
+
+#: (block_m, block_n, block_k, warps, stages) by bytes of an element
+_TILES = {
+    2: (
+        (128, 256, 64, 8, 3),
+        (128, 128, 64, 8, 3),
+        (128, 128, 64, 4, 4),
+        (128, 128, 32, 4, 4),
+        (64, 256, 64, 8, 3),
+        (64, 128, 64, 4, 4),
+        (128, 64, 64, 4, 4),
+        (64, 64, 64, 4, 4),
+        (64, 64, 128, 4, 3),
+        (64, 32, 128, 4, 4),
+        (32, 64, 128, 4, 4),
+        (32, 32, 128, 4, 4),
+        (16, 128, 64, 4, 5),
+        (16, 64, 128, 4, 5),
+        (16, 32, 256, 4, 4),
+        (16, 16, 256, 4, 4),
+    ),
+    4: (
+        (128, 128, 64, 8, 3),
+        (128, 128, 32, 8, 4),
+        (128, 128, 32, 4, 3),
+        (128, 64, 32, 4, 4),
+        (64, 128, 32, 4, 4),
+        (64, 64, 64, 4, 3),
+        (64, 64, 32, 4, 4),
+        (64, 32, 64, 4, 4),
+        (32, 64, 64, 4, 4),
+        (32, 32, 64, 4, 4),
+        (16, 64, 64, 4, 4),
+        (16, 32, 128, 4, 4),
+        (16, 16, 128, 4, 4),
+    ),
+    8: (
+        (128, 64, 16, 8, 3),
+        (64, 64, 16, 4, 3),
+        (64, 32, 32, 4, 3),
+        (32, 32, 32, 4, 3),
+        (16, 16, 64, 4, 3),
+    ),
+}
 
 
 def candidates(problem: Problem, device: Device) -> list[Plan]:
     """Every plan worth trying: one statement for each tile, no tile more than twice the problem in a dimension."""
     plans = []
-    for (bm, bn, bk, warps, stages), group in itertools.product(_TILES, (1, 8)):
-        bk = common.block_k(bk, problem)
+    for (bm, bn, bk, warps, stages), group in itertools.product(_TILES[problem.dtype.itemsize], (1, 8)):
         plan = Plan(NAME, bm, bn, bk, group, warps, stages)
         plan = common.fit_stages(plan, problem, device)
         if common.worth_trying(plan, problem) and refuses(plan, problem, device) is None:
