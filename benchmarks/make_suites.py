@@ -1,7 +1,7 @@
 """Write ``benchmarks/suites/*.json``: ``python benchmarks/make_suites.py``.
 
 The suites are data: every case is spelt out in its file. This script only saves the typing, and says where the shapes
-come from.
+come from; the products of models are those of ``src/tilewright/data/models.json``.
 """
 
 from __future__ import annotations
@@ -17,41 +17,16 @@ SQUARES = (256, 512, 1000, 1024, 1025, 2048, 3072, 4096, 4097, 6144, 8192, 12288
 ROWS = (1, 16, 64, 128, 256, 512, 1024, 4096, 8192)
 LAYOUTS = ("nn", "nt", "tn", "tt")
 
-#: (n, k) of each weight. n of qkv: (heads + 2 * kv_heads) * head_dim; of gate-up: both halves of the gated MLP.
+MODEL_SHEET = Path(__file__).parents[1] / "src" / "tilewright" / "data" / "models.json"
+
+#: (n, k) of each weight of each model
 MODELS: dict[str, dict[str, tuple[int, int]]] = {
-    "Llama-3-8B": {
-        "qkv": (6144, 4096),
-        "o": (4096, 4096),
-        "gate-up": (28672, 4096),
-        "down": (4096, 14336),
-        "lm_head": (128256, 4096),
-    },
-    "Llama-3-70B": {
-        "qkv": (10240, 8192),
-        "o": (8192, 8192),
-        "gate-up": (57344, 8192),
-        "down": (8192, 28672),
-        "lm_head": (128256, 8192),
-    },
-    "Qwen3-32B": {
-        "qkv": (10240, 5120),
-        "o": (5120, 8192),
-        "gate-up": (51200, 5120),
-        "down": (5120, 25600),
-        "lm_head": (151936, 5120),
-    },
-    # latent attention: q_a (1536) and kv_a (512 + 64 rotary) from the hidden state in one product, then 128 heads of
-    # 128 + 64 query and of 128 + 128 key and value dimensions; the MLP is that of the first, dense layers
-    "DeepSeek-V3": {
-        "qkv_a": (2112, 7168),
-        "q_b": (24576, 1536),
-        "kv_b": (32768, 512),
-        "o": (7168, 16384),
-        "gate-up": (36864, 7168),
-        "down": (7168, 18432),
-        "lm_head": (129280, 7168),
-    },
+    model: {name: (product["n"], product["k"]) for name, product in sheet["products"].items()}
+    for model, sheet in json.loads(MODEL_SHEET.read_text(encoding="utf-8"))["models"].items()
 }
+
+#: the models of gemm-bf16
+BF16_MODELS = ("Llama-3-8B", "Llama-3-70B", "Qwen3-32B", "DeepSeek-V3")
 
 
 def case(
@@ -102,7 +77,7 @@ def bf16() -> Iterator[dict[str, Any]]:
     """Squares, the four layouts, and the products of four models."""
     yield from squares(SQUARES)
     yield from squares((1024, 4096, 8192), LAYOUTS)
-    for model in MODELS:
+    for model in BF16_MODELS:
         yield from products(model, ROWS)
 
 

@@ -11,6 +11,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
+METADATA = (
+    "Requires-Python: >=3.10",
+    "License-Expression: Apache-2.0",
+    "Requires-Dist: torch>=2.11",
+    "Requires-Dist: triton<3.10,>=3.6; sys_platform == 'linux'",
+    "tilewright = tilewright.cli:main",
+)
+
 
 def expected() -> set[str]:
     """Every file of the tree that must be in the wheel, by its name there."""
@@ -34,7 +42,7 @@ def problems(wheel: Path) -> list[str]:
     if not any(n.endswith("licenses/LICENSE") for n in names):
         found.append("the licence is not in the wheel")
     said = "\n".join(texts.values())
-    for line in ("Requires-Python: >=3.10", "License-Expression: Apache-2.0", "tilewright = tilewright.cli:main"):
+    for line in METADATA:
         if line not in said:
             found.append(f"the metadata does not say {line!r}")
     return found

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Install the built wheel into an environment that has never seen the checkout, and use it from somewhere else.
 #   scripts/smoke.sh PYTHON
+# torch and triton are lent by PYTHON's environment, as links: they are large, and not what is tested here. Everything
+# else that the wheel asks for is installed, so that a dependency it forgets to name is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -19,6 +21,13 @@ unset PYTHONPATH PYTHONHOME VIRTUAL_ENV TRITON_INTERPRET
 
 echo "smoke: installing $(basename "$wheel")[cli] into a fresh environment"
 "$python" -m venv "$place/venv"
+lender=$("$python" -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parent.parent)')
+borrower=$("$place/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+for name in torch functorch triton nvidia cuda; do
+    for entry in "$lender/$name"*; do
+        if [ -e "$entry" ]; then ln -s "$entry" "$borrower/"; fi
+    done
+done
 "$place/venv/bin/python" -m pip install -qq --disable-pip-version-check -c constraints-cpu.txt "$wheel[cli]"
 PATH="$place/venv/bin:$PATH"
 cd "$place"

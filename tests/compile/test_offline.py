@@ -49,9 +49,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A function that launches a Call through Triton's JIT and returns what it would have compiled."""
     seen: dict[str, Any] = {}
 
-    def instead(self: Any, key: Any, signature: Any, device: Any, constexprs: Any, options: Any, attrs: Any, warmup: Any):
-        seen.update(signature=signature, constants=constexprs, attrs=attrs, options=options)
+    def instead(
+        self: Any, key: str, signature: Any, device: int, consts: Any, options: Any, attrs: Any, _: Any
+    ) -> None:
         # no kernel: the JIT stops here, nothing is compiled or launched
+        seen.update(signature=signature, constants=consts, attrs=attrs, options=options)
 
     # where the JIT has decided what to compile. Its public hook is later, and 3.6 cannot print a function for it
     monkeypatch.setattr(JITFunction, "_do_compile", instead)

@@ -67,7 +67,9 @@ def jobs() -> list[Job]:
                     continue
                 plans = schedule.candidates(problem, device)
                 wanted = on_h200 if name == "h200" else elsewhere
-                found += [Job(problem, plan, name) for plan in (plans if wanted is None else _spread(plans, wanted, row))]
+                found += [
+                    Job(problem, plan, name) for plan in (plans if wanted is None else _spread(plans, wanted, row))
+                ]
     return found
 
 
@@ -113,7 +115,9 @@ def test_plan_compiles_well(job: Job, results: dict[Job, Inspection | ValueError
 
 
 def needs_tensor_cores(job: Job, target: str) -> bool:
-    """All but float32 as it is (no NVIDIA tensor core multiplies it)."""
+    """All but float32 as it is (no NVIDIA tensor core multiplies it), and float64 on Blackwell (not in Triton 3.6)."""
+    if job.problem.dtype is torch.float64 and target == "sm_100":
+        return False
     return not (job.problem.dtype is torch.float32 and job.problem.precision == "ieee" and target.startswith("sm_"))
 
 

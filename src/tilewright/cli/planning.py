@@ -230,7 +230,7 @@ def _show_inspection(one: Any) -> None:
     ]
     if occupancy is not None:
         facts.append(("occupancy", f"{occupancy.programs} programs a multiprocessor, bound by {occupancy.limit}"))
-    counts = ", ".join(f"{count} {name}" for name, count in one.instructions.items())
+    counts = ", ".join(f"{count} {name}" for name, count in one.instructions.items() if count)
     facts.append(("instructions", f"{one.total} in the {one.counted_in}: {counts}"))
     facts += [("note", text) for text in one.notes]
     console.show(console.pairs(facts, title=str(one.problem)))

@@ -1,37 +1,44 @@
 """How long a plan takes, without running it: waves, bytes through L2 and device memory, roofs, fixed costs.
 
-The model is a sum over waves. In one wave every resident program walks its k in step: it multiplies at the rate that
-its tile sustains, and waits when the cache or the memory cannot bring the slices as fast. What is left is fixed: the
-launch, filling the pipeline, writing the tile.
+A program walks k in slices. Its multiprocessor needs for a slice the longest of four times: to multiply it at the rate
+that the tile sustains, to bring it from the L2, to issue its loads where they are narrow, and to wait for it when too
+few slices are in flight. A wave is as many slices as k has, and a fixed part in which the pipeline fills and the tile
+leaves. The last wave may hold fewer programs. Device memory bounds the whole from below.
+
+The constants are fitted to recorded times of every candidate (``benchmarks/fit_cost.py``) and live in the device's
+sheet under ``model``; a device without them takes ``DEFAULTS``.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from tilewright.gemm.plan import Plan
-from tilewright.gemm.problem import Problem
+from tilewright.gemm.problem import ALIGNED, Problem
 from tilewright.gemm.schedules import SCHEDULES
-from tilewright.gemm.schedules.common import resident
+from tilewright.gemm.schedules.common import is_heavy, resident
 from tilewright.runtime.devices import Device
 
-#: constants of a device that has not been calibrated; a sheet's ``model`` overrides them one by one
-DEFAULTS: dict[str, Any] = {
-    "launch_us": 3.0,
-    "fill_us": 1.2,
-    "slice_us": 0.05,
-    "memory_efficiency": 0.85,
-    "memory_reach": 1.6,
+#: constants of a device that has not been calibrated (the H200's, rounded); a sheet's ``model`` overrides them
+DEFAULTS: dict[str, float] = {
+    "launch_us": 1.5,
+    "fill_us": 1.1,
+    "wait_us": 1.1,
+    "narrow_wait_us": 2.1,
+    "narrow_load_ns": 0.06,
+    "l2_gbps_per_sm": 110.0,
+    "store_gbps_per_sm": 160.0,
+    "heavy_us_per_mb": 40.0,
+    "memory_efficiency": 0.81,
     "l2_effective": 0.6,
-    "l2_tbps": 5.5,
-    "rate": {"tile": 0.62, "persistent": 0.80},
-    "tile_rate": {},
-    "fma_rate": 0.4,
+    "rate": 0.55,
 }
+
+#: exponent of the norm that joins times which overlap: near the largest, and a little above where two are equal
+_OVERLAP = 6.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Cost:
     Args:
         seconds: the whole.
         compute, hbm, l2: what arithmetic, device memory and the L2 would each take alone.
-        fixed: launch, pipeline fill and drain.
+        fixed: launch, pipeline fill, the tile's way out.
         waves: rounds of resident programs, the last one whole.
         tiles: tiles of C over the batch.
         programs: programs resident at once.
@@ -64,83 +71,158 @@ class Cost:
     bound: str
 
 
-def constant(device: Device, name: str) -> Any:
-    """A constant of the model for the device."""
-    return device.model.get(name, DEFAULTS[name])
+class Features(NamedTuple):
+    """What the model needs to know of a plan for a problem: numbers, or arrays of them when constants are fitted."""
+
+    full_waves: Any  # waves that fill every multiprocessor
+    per_sm: Any  # programs of a full wave on a multiprocessor
+    last: Any  # 1 when there is a last, partial wave, else 0
+    last_per_sm: Any  # its programs on the busiest multiprocessor
+    slices: Any  # slices of k
+    slice_us: Any  # microseconds to multiply one slice at the peak rate
+    slice_kb: Any  # kilobytes of one slice of A and B
+    tile_kb: Any  # kilobytes of a tile of C and what is read beside it
+    in_flight: Any  # slices in flight beside the one in use
+    narrow: Any  # 1 when loads are narrower than 4 bytes and cannot be asynchronous
+    loads: Any  # thousands of loads of a slice where they are narrower than 16 bytes, else 0
+    memory_us: Any  # microseconds of device memory at the sheet's bandwidth
+    heavy_mb: Any  # megabytes of sums of a tile that pass through a heavy epilogue
+
+
+def key(problem: Problem, plan: Plan) -> str:
+    """The name of a plan's tile in the sheet's tables: what the rate of a slice depends on."""
+    kind = {torch.float32: str(problem.precision), torch.float64: "float64"}.get(problem.dtype, "16-bit")
+    narrow = " unaligned" if plan.schedule == "tile" and problem.alignment != ALIGNED else ""
+    return f"{kind} {plan.schedule} {plan.block_m}x{plan.block_n}x{plan.block_k} {plan.num_warps}{narrow}"
+
+
+def features(problem: Problem, plan: Plan, device: Device) -> Features:
+    """The features of running ``problem`` by ``plan`` on ``device``."""
+    size = problem.dtype.itemsize
+    tiles = count_tiles(problem, plan)
+    per_sm = resident(plan, problem, device, SCHEDULES[plan.schedule].staged(plan, problem))
+    slots = device.sms * per_sm
+    full, rest = divmod(tiles, slots)
+    slices = -(-problem.k // plan.block_k)
+    slice_bytes = (plan.block_m + plan.block_n) * plan.block_k * size
+    flops = 2 * plan.block_m * plan.block_n * plan.block_k
+    out = (problem.out_dtype or problem.dtype).itemsize
+    moved = out * (1 + problem.epilogue.count("residual") + problem.epilogue.count("pre"))
+    alignment = problem.alignment or ALIGNED
+    memory = memory_bytes(problem, plan, device, min(slots, max(1, tiles)))
+    return Features(
+        full_waves=full,
+        per_sm=per_sm,
+        last=int(rest > 0),
+        last_per_sm=-(-rest // device.sms),
+        slices=slices,
+        slice_us=flops / (device.peak(problem.dtype, str(problem.precision)) * 1e6 / device.sms),
+        slice_kb=slice_bytes / 1e3,
+        tile_kb=plan.block_m * plan.block_n * moved / 1e3,
+        in_flight=max(1, plan.num_stages - 1),
+        narrow=int(plan.schedule == "tile" and alignment < 4),
+        loads=slice_bytes / alignment / 1e3 if plan.schedule == "tile" and alignment < ALIGNED else 0.0,
+        memory_us=memory / (device.memory_tbps * 1e6),
+        heavy_mb=plan.block_m * plan.block_n * 4 / 1e6 if is_heavy(problem) else 0.0,
+    )
+
+
+def wave_us(f: Features, programs: Any, c: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """(microseconds of a wave with that many programs on a multiprocessor, of it arithmetic alone, L2 alone)."""
+    compute = programs * f.slice_us / c["rate"]
+    l2 = programs * f.slice_kb / c["l2_gbps_per_sm"]
+    wait = c["wait"] * (f.narrow * c["narrow_wait_us"] + (1 - f.narrow) * c["wait_us"] / f.in_flight)
+    issue = programs * f.loads * c["narrow_load_ns"]
+    a_slice = overlap(compute, l2, wait, issue)
+    out = c["fill_us"] + programs * (f.tile_kb / c["store_gbps_per_sm"] + f.heavy_mb * c["heavy_us_per_mb"])
+    return f.slices * a_slice + out, f.slices * compute, f.slices * l2
+
+
+def overlap(*times: Any) -> Any:
+    """One time for times that overlap."""
+    return sum(t**_OVERLAP for t in times) ** (1 / _OVERLAP)
+
+
+def total_us(f: Features, c: dict[str, Any]) -> Any:
+    """Microseconds of the whole product under constants ``c`` (``DEFAULTS``' names, and "wait": a tile's own factor)."""
+    body = f.full_waves * wave_us(f, f.per_sm, c)[0] + f.last * wave_us(f, f.last_per_sm, c)[0]
+    return c["launch_us"] + overlap(body, f.memory_us / c["memory_efficiency"])
+
+
+def constants(problem: Problem, plan: Plan, device: Device) -> dict[str, float]:
+    """The constants of the model for a plan on a device: the sheet's, the schedule's, the tile's."""
+    found = {**DEFAULTS, "wait": 1.0, **device.model.get("constants", {})}
+    found.update(device.model.get("schedules", {}).get(plan.schedule, {}))
+    rate, wait = device.model.get("tiles", {}).get(key(problem, plan), (None, 1.0))
+    # a tile that was never measured: small ones reuse less of what they load, and sustain less
+    area = min(1.0, plan.block_m * plan.block_n / 16384) ** 0.25
+    found["rate"] = rate if rate is not None else found["rate"] * area
+    found["wait"] = wait
+    return found
 
 
 def predict(problem: Problem, plan: Plan, device: Device) -> Cost:
     """The predicted cost of running ``problem`` by ``plan`` on ``device``."""
-    size = problem.dtype.itemsize
-    out = (problem.out_dtype or problem.dtype).itemsize
-    tiles_m, tiles_n = -(-problem.m // plan.block_m), -(-problem.n // plan.block_n)
-    tiles = tiles_m * tiles_n * problem.batch
+    tiles = count_tiles(problem, plan)
     per_sm = resident(plan, problem, device, SCHEDULES[plan.schedule].staged(plan, problem))
     programs = device.sms * per_sm
     if tiles == 0:
         return Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, programs, 1.0, 0, 0, "fixed")
-    rounds = math.ceil(tiles / programs)
-    fill = (tiles - (rounds - 1) * programs) / programs
-    slices = -(-problem.k // plan.block_k)
-
-    # arithmetic: the busiest multiprocessor does `deepest` tiles, at the rate its tile sustains
-    deepest = math.ceil(tiles / device.sms)
-    tile_flops = 2.0 * plan.block_m * plan.block_n * plan.block_k * slices
-    rate = device.peak(problem.dtype, str(problem.precision)) * 1e12 / device.sms * efficiency(problem, plan, device)
-    compute = deepest * tile_flops / rate
-
-    # bytes: every program reads its slices through the L2; device memory serves what no neighbour has just read
-    l2_bytes = tiles * slices * plan.block_k * (plan.block_m + plan.block_n) * size
-    hbm_bytes = memory_bytes(problem, plan, device, min(programs, tiles)) + problem.batch * problem.m * problem.n * out
-    active = min(1.0, tiles / device.sms)
-    l2 = l2_bytes / (constant(device, "l2_tbps") * 1e12 * active)
-    reach = min(1.0, active * constant(device, "memory_reach"))
-    hbm = hbm_bytes / (device.memory_tbps * 1e12 * constant(device, "memory_efficiency") * reach)
-
-    waves = math.ceil(deepest / per_sm)
-    per_slice = constant(device, "slice_us") * slices * waves
-    fixed = (constant(device, "launch_us") + constant(device, "fill_us") * waves) * 1e-6
-    seconds = max(compute, hbm, l2, per_slice * 1e-6) + fixed
+    f, c = features(problem, plan, device), constants(problem, plan, device)
+    waves = f.full_waves + f.last
+    fill = (tiles - (waves - 1) * programs) / programs
+    _, full_compute, full_l2 = wave_us(f, f.per_sm, c)
+    _, last_compute, last_l2 = wave_us(f, f.last_per_sm, c)
+    compute = f.full_waves * full_compute + f.last * last_compute
+    l2 = f.full_waves * full_l2 + f.last * last_l2
+    hbm = f.memory_us / c["memory_efficiency"]
+    fixed = c["launch_us"] + c["fill_us"] * waves
     parts = {"compute": compute, "hbm": hbm, "l2": l2, "fixed": fixed}
-    bound = max(parts, key=lambda name: parts[name])
-    return Cost(seconds, compute, hbm, l2, fixed, rounds, tiles, programs, fill, int(hbm_bytes), int(l2_bytes), bound)
+    return Cost(
+        seconds=total_us(f, c) * 1e-6,
+        compute=compute * 1e-6,
+        hbm=hbm * 1e-6,
+        l2=l2 * 1e-6,
+        fixed=fixed * 1e-6,
+        waves=waves,
+        tiles=tiles,
+        programs=programs,
+        fill=fill,
+        hbm_bytes=round(f.memory_us * device.memory_tbps * 1e6),
+        l2_bytes=round(tiles * f.slices * f.slice_kb * 1e3),
+        bound=max(parts, key=lambda name: parts[name]),
+    )
 
 
-def efficiency(problem: Problem, plan: Plan, device: Device) -> float:
-    """The share of the peak rate that the plan's tile sustains once its slices are in shared memory."""
-    if problem.dtype is torch.float32 and problem.precision == "ieee":
-        return float(constant(device, "fma_rate"))
-    area = plan.block_m * plan.block_n
-    known = constant(device, "tile_rate").get(f"{plan.schedule} {plan.block_m}x{plan.block_n}")
-    if known is not None:
-        return float(known)
-    return float(constant(device, "rate")[plan.schedule]) * min(1.0, (area / 16384) ** 0.25)
+def count_tiles(problem: Problem, plan: Plan) -> int:
+    """Tiles of C over the batch."""
+    return -(-problem.m // plan.block_m) * -(-problem.n // plan.block_n) * problem.batch
 
 
 def memory_bytes(problem: Problem, plan: Plan, device: Device, programs: int) -> float:
-    """Bytes of A and B that device memory serves.
+    """Bytes that device memory moves, in closed form (``gemm/traffic.py`` simulates the same, step by step).
 
     A wave's programs cover a band of ``group`` tiles one way and ``programs / group`` the other, and share what they
     read in step. What the cache keeps from one wave to the next is what fits beside the wave's own reads.
     """
     size = problem.dtype.itemsize
+    out = problem.batch * problem.m * problem.n * (problem.out_dtype or problem.dtype).itemsize
+    out *= 1 + problem.epilogue.count("residual") + problem.epilogue.count("pre")
     tiles_m, tiles_n = -(-problem.m // plan.block_m), -(-problem.n // plan.block_n)
     a, b = problem.m * problem.k * size, problem.k * problem.n * size
-    effective = constant(device, "l2_effective") * device.l2_bytes
-    total = 0.0
-    outer, inner = (tiles_m, tiles_n) if plan.order == "m" else (tiles_n, tiles_m)
+    capacity = float(device.model.get("constants", {}).get("l2_effective", DEFAULTS["l2_effective"])) * device.l2_bytes
+    outer, inner, held, streamed = (tiles_m, tiles_n, a, b) if plan.order == "m" else (tiles_n, tiles_m, b, a)
+    if not outer or not inner:
+        return 0.0
     band = min(plan.group_m, outer)
     along = min(inner, max(1.0, programs / band))
-    bands_at_once = max(1.0, programs / (band * inner))
-    slab_outer = (a if plan.order == "m" else b) / outer
-    slab_inner = (b if plan.order == "m" else a) / inner
-    per_wave = slab_outer * min(outer, band * bands_at_once) + slab_inner * along
-    waves = max(1.0, tiles_m * tiles_n / programs)
-    if a + b <= effective:
-        total = a + b
-    elif per_wave <= effective:
+    bands = max(1.0, programs / (band * inner))
+    per_wave = held / outer * min(outer, band * bands) + streamed / inner * along
+    if a + b <= capacity:
+        read = float(a + b)
+    elif per_wave <= capacity:
         # the band's outer slabs stay while the inner ones stream past, once a band
-        total = slab_outer * outer + slab_inner * inner * max(1.0, outer / (band * bands_at_once))
+        read = held + streamed * max(1.0, outer / (band * bands))
     else:
-        total = per_wave * waves
-    return problem.batch * max(total, float(a + b))
+        read = per_wave * max(1.0, tiles_m * tiles_n / programs)
+    return problem.batch * max(read, float(a + b)) + out

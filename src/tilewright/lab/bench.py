@@ -123,5 +123,6 @@ def _check_places(files: Iterable[str | Path | None], folder: str | Path | None)
             raise bad("bench", "path", repr(str(path)), "a file's name; this is a folder")
         while not here.exists():
             here = here.parent
-        if not os.access(here, os.W_OK) or (here.is_file() and not is_file):
+            is_file = False
+        if not os.access(here, os.W_OK) or not (is_file or here.is_dir()):
             raise bad("bench", "path", repr(str(path)), f"writable ({here} is not)")

@@ -59,7 +59,7 @@ def _work(job: tuple[int, Case, Plan]) -> tuple[int, str | None]:
 
 
 def compile_all(
-    jobs: Iterable[Job], progress: Callable[[int, int], None] | None = None, timeout: float = 240.0
+    jobs: Iterable[Job], progress: Callable[[int, int], None] | None = None, timeout: float = 120.0
 ) -> dict[tuple[Any, ...], str]:
     """Compile the jobs in a pool; the signatures that failed, each with the reason.
 

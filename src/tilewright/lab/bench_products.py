@@ -117,14 +117,16 @@ def _fastest_compiled(
     """One row for torch.compile: the faster of its modes."""
     torch._dynamo.reset()
     found: list[tuple[Peer, Comparison]] = []
-    for peer in peers.compiled(case):
-        try:
-            found.append((peer, compare(case, mine, peer, inputs, timer)))
-        except Exception as failure:
-            result["failed"].append({"op": case.op, "case": case.name, "why": f"{peer.name}: {reason(failure)}"})
-    if found:
-        peer, fastest = min(found, key=lambda pair: pair[1].ratio)
-        add(case, peer, error, fastest, inputs[0], device, result)
+    with peers.quiet_compiler():
+        for peer in peers.compiled(case):
+            try:
+                found.append((peer, compare(case, mine, peer, inputs, timer)))
+            except Exception as failure:
+                result["failed"].append({"op": case.op, "case": case.name, "why": f"{peer.name}: {reason(failure)}"})
+        if found:
+            peer, fastest = min(found, key=lambda pair: pair[1].ratio)
+            add(case, peer, error, fastest, inputs[0], device, result)
+            result["rows"][-1]["mode"] = peer.mode
 
 
 def own_error(case: Case, x: Inputs, mine: Callable[..., torch.Tensor]) -> float:

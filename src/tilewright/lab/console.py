@@ -181,8 +181,9 @@ def progress(what: str, quiet: bool = False) -> Iterator[Progress]:
         TextColumn("{task.fields[label]}", markup=False),
     )
     # rich would send what is printed on stdout meanwhile to stderr: a file that stdout goes to must get it
-    own = {"redirect_stdout": False, "redirect_stderr": False}
-    with Bar(*columns, console=console(stderr=True), transient=True, **own) as bar:
+    with Bar(
+        *columns, console=console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as bar:
         task = bar.add_task(what, total=None, label="")
         yield lambda done, total, label: bar.update(task, completed=done, total=total, label=label[:40])
 

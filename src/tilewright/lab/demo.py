@@ -154,7 +154,7 @@ def _measured() -> Step:
     data, reason, took = Child(["bench", "gemm-bf16", "--quick", "--json", "-"]).result()
     title = "bfloat16 products measured against PyTorch on the GPU"
     if data is None or not data.get("rows"):
-        return Step("bench", title, False, took, data or {}, reason or "nothing was measured")
+        return Step("bench", title, False, took, {}, reason or "nothing was measured")
     return Step("bench", title, not reason, took, data, reason)
 
 

@@ -141,12 +141,14 @@ def compiler() -> tuple[str | None, str]:
 
 
 def triton_tools() -> dict[str, str | None]:
-    """The NVIDIA tools that come inside the Triton wheel, by name."""
+    """The NVIDIA tools that Triton calls, by name: those inside its wheel, unless a variable names another."""
     spec = importlib.util.find_spec("triton")
     places = list(spec.submodule_search_locations or []) if spec else []
     found: dict[str, str | None] = {}
     for tool in TOOLS:
         paths = [Path(place) / "backends" / "nvidia" / "bin" / tool for place in places]
+        if named := os.environ.get(f"TRITON_{tool.upper()}_PATH"):  # Triton prefers it to its own
+            paths = [Path(named)]
         found[tool] = next((str(path) for path in paths if os.access(path, os.X_OK)), None)
     return found
 
@@ -296,7 +298,7 @@ def judge(m: Machine) -> tuple[Capability, ...]:
     sheets = Capability("plan, explain, roofline", bool(m.sheets), f"from {len(m.sheets)} device sheets, no GPU needed")
     if not m.sheets:
         sheets = Capability(sheets.name, False, "no device sheet was found", "reinstall tilewright")
-    if able and on_gpu.works and not _has_sheet(able[0], m):
+    if m.sheets and able and on_gpu.works and not _has_sheet(able[0], m):
         sheets = Capability(sheets.name, True, f"{able[0].name} has no sheet: rates are scaled from the nearest one")
     return (on_gpu, _interpreted(m), _composition(m), offline, sass, bench, plots, sheets)
 

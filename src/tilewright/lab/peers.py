@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,11 +34,15 @@ Run = Callable[[Inputs], torch.Tensor]
 
 @dataclass(frozen=True)
 class Peer:
-    """A PyTorch way to do a case. ``capture=False``: it brings CUDA graphs of its own, so it keeps to one input set."""
+    """A PyTorch way to do a case. ``capture=False``: it brings CUDA graphs of its own, so it keeps to one input set.
+
+    ``mode`` is that of ``torch.compile``.
+    """
 
     name: str
     run: Run
     capture: bool = True
+    mode: str | None = None
 
 
 @contextlib.contextmanager
@@ -142,7 +147,7 @@ def eager(case: Case) -> Run:
             y = torch.matmul(x.a, x.b)
             y = y if x.bias is None else y + x.bias
         if step:
-            y = activate(y, step)
+            y = ACTIVATE[step](y)
         if p:
             y = F.dropout(y, p, training=True)
         return y if x.residual is None else y + x.residual
@@ -157,21 +162,16 @@ def eager(case: Case) -> Run:
     return with_precision
 
 
-def activate(y: torch.Tensor, step: str) -> torch.Tensor:
-    """An activation of that name in torch, in ``y``'s dtype."""
-    if step == "gelu":
-        return F.gelu(y)
-    if step == "gelu_tanh":
-        return F.gelu(y, approximate="tanh")
-    if step == "relu2":
-        return F.relu(y).square()
-    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "relu": F.relu,
-        "silu": F.silu,
-        "sigmoid": torch.sigmoid,
-        "tanh": torch.tanh,
-    }
-    return functions[step](y)
+#: an activation of each name in torch, in its argument's dtype
+ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "relu2": lambda y: F.relu(y).square(),
+}
 
 
 def peers(case: Case) -> list[Peer]:
@@ -205,10 +205,27 @@ def compiled(case: Case) -> list[Peer]:
 
         return run
 
+    plain, graphs = "max-autotune-no-cudagraphs", "max-autotune"
     return [
-        Peer("torch.compile", of("max-autotune-no-cudagraphs")),
-        Peer("torch.compile", of("max-autotune", static=True), capture=False),
+        Peer("torch.compile", of(plain), mode=plain),
+        Peer("torch.compile", of(graphs, static=True), capture=False, mode=graphs),
     ]
+
+
+@contextlib.contextmanager
+def quiet_compiler() -> Iterator[None]:
+    """Keep torch.compile's tables of timed choices out of the output."""
+    import torch._inductor.config as inductor
+
+    name = "autotune_num_choices_displayed"
+    before = getattr(inductor, name, None)
+    if before is not None:
+        setattr(inductor, name, 0)
+    try:
+        yield
+    finally:
+        if before is not None:
+            setattr(inductor, name, before)
 
 
 def probe(case: Case, like: Inputs) -> Inputs:
@@ -255,7 +272,7 @@ def errors(
             if x.bias is not None:
                 y += x.bias[at[1]].double()
             if case.activation:
-                y = activate(y, case.activation)
+                y = ACTIVATE[case.activation](y)
             for i, (out, mask) in enumerate(zip(outputs, masks, strict=True)):
                 ref = y if mask is None else y * mask[at] / (1 - case.dropout)
                 if x.residual is not None:

@@ -184,8 +184,11 @@ def check(problem: Problem, plan: Plan, trials: Sequence[Trial]) -> Check:
             else:
                 error = found
     except Exception as failure:  # whatever a kernel or its compiler throws is a verdict on this plan alone
-        lines = str(failure).strip().splitlines() or [""]
-        reason = f"{type(failure).__name__}: {lines[0]}"
+        cause: BaseException = failure
+        while cause.__cause__ is not None:  # compilers and interpreters wrap what happened in what they were doing
+            cause = cause.__cause__
+        lines = str(cause).strip().splitlines() or [""]
+        reason = f"{type(cause).__name__}: {lines[0][:200]}"
     return Check(
         problem=str(problem),
         plan=str(plan),

@@ -111,6 +111,8 @@ def supports(problem: Problem, device: Device) -> str | None:
     """Why this schedule cannot run the problem on the device, or ``None``."""
     if why := common.refuses_dtype(problem, device):
         return why
+    if not device.has_tma:
+        return f"{device.title} has no tensor copy engine; emulated descriptors spill, and the tile schedule is faster"
     if "s" in problem.layout:
         return "an operand has no dimension of stride 1, which a tensor descriptor needs"
     if problem.alignment != ALIGNED:
@@ -119,8 +121,8 @@ def supports(problem: Problem, device: Device) -> str | None:
         return "a tensor descriptor cannot describe an empty operand"
     if problem.batch_dims == 2:
         return "the batch takes two strides; a tensor descriptor has room for one"
-    if problem.dtype is torch.float64:
-        return "float64 tiles do not fit its pipeline; the tile schedule runs them"
+    if problem.dtype is torch.float64 or (problem.dtype is torch.float32 and problem.precision == "ieee"):
+        return "it feeds tensor cores, and this precision has none; the tile schedule runs it"
     return None
 
 

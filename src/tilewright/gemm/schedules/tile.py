@@ -9,7 +9,7 @@ import triton.language as tl
 
 from tilewright.gemm.operands import Operands
 from tilewright.gemm.plan import Plan
-from tilewright.gemm.problem import Problem
+from tilewright.gemm.problem import ALIGNED, Problem
 from tilewright.gemm.schedules import common
 from tilewright.lang.dot import dot
 from tilewright.lang.epilogue import finish, offsets
@@ -82,8 +82,13 @@ def refuses(plan: Plan, problem: Problem, device: Device) -> str | None:
     """Why this plan cannot run the problem on the device, or ``None``."""
     if why := supports(problem, device) or common.refuses_plan(plan, problem, device):
         return why
-    if common.is_heavy(problem) and common.sum_registers(plan, problem, device) > 64:
-        return f"the epilogue of a {plan.block_m}x{plan.block_n} tile does not fit the registers of {plan.num_warps} warps"
+    crowded = common.sum_registers(plan, problem, device) > 64
+    tile = f"{plan.block_m}x{plan.block_n} tile does not fit the registers of {plan.num_warps} warps"
+    if crowded and common.is_heavy(problem):
+        return f"the epilogue of a {tile}"
+    if crowded and (problem.alignment or ALIGNED) < 4:
+        # such loads cannot be asynchronous: the slices in flight wait in registers
+        return f"with operands aligned to {problem.alignment} bytes, a {tile}"
     return None
 
 
@@ -137,10 +142,28 @@ _TILES = {
 }
 
 
+#: where loads are narrower than 4 bytes (elements of 2 bytes, unaligned): they cannot be asynchronous, so the slices
+#: wait in registers, and a slice is as long as those allow
+_NARROW_TILES = (
+    (128, 128, 32, 8, 2),
+    (64, 128, 32, 4, 2),
+    (128, 64, 32, 4, 2),
+    (64, 64, 32, 4, 2),
+    (64, 32, 64, 4, 2),
+    (32, 64, 64, 4, 2),
+    (32, 32, 64, 4, 2),
+    (16, 64, 64, 4, 2),
+    (16, 32, 128, 4, 2),
+    (16, 16, 128, 4, 2),
+)
+
+
 def candidates(problem: Problem, device: Device) -> list[Plan]:
     """Every plan worth trying: one statement for each tile, no tile more than twice the problem in a dimension."""
     plans = []
-    for (bm, bn, bk, warps, stages), group in itertools.product(_TILES[problem.dtype.itemsize], (1, 8)):
+    narrow = (problem.alignment or ALIGNED) < 4
+    tiles = _NARROW_TILES if narrow else _TILES[problem.dtype.itemsize]
+    for (bm, bn, bk, warps, stages), group in itertools.product(tiles, (1, 8)):
         plan = Plan(NAME, bm, bn, bk, group, warps, stages)
         plan = common.fit_stages(plan, problem, device)
         if common.worth_trying(plan, problem) and refuses(plan, problem, device) is None:
