@@ -56,6 +56,7 @@ def load(files: list[str], device: Device) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    """Fit, say how well it went, and write the sheet."""
     name, *files = sys.argv[1:]
     device = Device.named(name)
     data = load(files, device)

@@ -126,12 +126,22 @@ def host() -> Iterator[dict[str, Any]]:
 
 
 def planner() -> Iterator[dict[str, Any]]:
-    """A stated part of gemm-bf16: every kind of shape, but not every m of every model."""
+    """A stated part of gemm-bf16 (every kind of shape, not every m of every model), and some of the other suites."""
     yield from squares(size for size in SQUARES if size <= 8192)
     yield from squares((4096,), ("tn", "nt", "tt"))
     yield from products("Llama-3-8B", (1, 16, 128, 512, 4096))
     yield from products("DeepSeek-V3", (64, 1024))
     yield from products("Qwen3-32B", (256, 8192), ("qkv", "o", "gate-up", "down"))
+    for m, n, k, layout in ((1000, 1025, 777, "nt"), (4097, 4097, 4097, "nt"), (512, 1025, 4097, "tt")):
+        yield case(m, n, k, "unaligned", layout=layout)
+    for chain in (["bias", "gelu"], ["residual"]):
+        yield case(4096, 4096, 4096, "epilogue", op="linear", epilogue=chain)
+        yield case(512, 14336, 4096, "epilogue", op="linear", epilogue=chain)
+    for precision in ("ieee", "tf32x3", "tf32"):
+        for m, n, k, layout in ((1024, 1024, 1024, "nn"), (4096, 4096, 4096, "nt"), (4096, 4096, 4096, "nn")):
+            yield case(m, n, k, "float32", layout=layout, dtype="float32", precision=precision)
+    for m, n, k, layout in ((1025, 1025, 1025, "nn"), (512, 6144, 4096, "nt"), (512, 4096, 14336, "nt")):
+        yield case(m, n, k, "float32", layout=layout, dtype="float32", precision="tf32x3")
 
 
 def main() -> None:

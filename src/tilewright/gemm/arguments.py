@@ -31,10 +31,17 @@ def check_inner(name: str, a: torch.Tensor, b: torch.Tensor, names: tuple[str, s
     """Refuse operands of which the inner sizes differ, or whose batches do not broadcast."""
     k = b.shape[-2] if b.ndim > 1 else b.shape[0]
     if a.shape[-1] != k:
-        raise bad(name, names[1], f"of shape {tuple(b.shape)}", f"of inner size {a.shape[-1]}, as {names[0]} of {tuple(a.shape)}")
+        raise bad(
+            name,
+            names[1],
+            f"of shape {tuple(b.shape)}",
+            f"of inner size {a.shape[-1]}, as {names[0]} of {tuple(a.shape)}",
+        )
     for da, db in zip(reversed(a.shape[:-2]), reversed(b.shape[:-2]), strict=False):
         if da != db and da != 1 and db != 1:
-            raise bad(name, names[1], f"of shape {tuple(b.shape)}", f"broadcastable with {names[0]} of {tuple(a.shape)}")
+            raise bad(
+                name, names[1], f"of shape {tuple(b.shape)}", f"broadcastable with {names[0]} of {tuple(a.shape)}"
+            )
 
 
 def check_options(

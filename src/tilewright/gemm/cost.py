@@ -144,7 +144,7 @@ def overlap(*times: Any) -> Any:
 
 
 def total_us(f: Features, c: dict[str, Any]) -> Any:
-    """Microseconds of the whole product under constants ``c`` (``DEFAULTS``' names, and "wait": a tile's own factor)."""
+    """Microseconds of the whole product; ``c`` has ``DEFAULTS``' names, and "wait", a tile's own factor."""
     body = f.full_waves * wave_us(f, f.per_sm, c)[0] + f.last * wave_us(f, f.last_per_sm, c)[0]
     return c["launch_us"] + overlap(body, f.memory_us / c["memory_efficiency"])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tilewright.gemm import arguments, ops
+from tilewright.gemm import arguments, eager, ops
 from tilewright.gemm.plan import Plan
 from tilewright.runtime.errors import bad
 
@@ -52,8 +52,14 @@ def matmul(
     epilogue_args: tuple[Any, ...] = (),
     plan: Plan | None = None,
 ) -> torch.Tensor:
-    """Product of two tensors with ``torch.matmul``'s shapes (1-D, 2-D, batched, broadcast), any strides, and an epilogue.
-    """
+    """Product of two tensors: ``torch.matmul``'s shapes (1-D, 2-D, batched, broadcast), any strides, an epilogue."""
+    if (
+        residual is None and out is None and plan is None and epilogue is None and out_dtype is None
+        and precision is None and dropout_p == 0.0 and alpha == 1.0 and not batch_invariant
+    ):  # fmt: skip
+        short = eager.product(a, b, bias, activation, False)
+        if short is not None:
+            return short
     return _product(
         "matmul", ("a", "b"), a, b, bias, activation, residual, dropout_p, seed, alpha, out_dtype, out, precision,
         batch_invariant, epilogue, epilogue_args, plan,
@@ -78,8 +84,14 @@ def linear(
     epilogue_args: tuple[Any, ...] = (),
     plan: Plan | None = None,
 ) -> torch.Tensor:
-    """``x`` (.., K) times ``weight`` (N, K) transposed, as ``torch.nn.functional.linear``, with an epilogue.
-    """
+    """``x`` (.., K) times ``weight`` (N, K) transposed, as ``torch.nn.functional.linear``, with an epilogue."""
+    if (
+        residual is None and out is None and plan is None and epilogue is None and out_dtype is None
+        and precision is None and dropout_p == 0.0 and alpha == 1.0 and not batch_invariant
+    ):  # fmt: skip
+        short = eager.product(x, weight, bias, activation, True)
+        if short is not None:
+            return short
     if isinstance(weight, torch.Tensor):
         if weight.ndim not in (1, 2):
             raise bad("linear", "weight", f"{weight.ndim}-dimensional", "(N, K)")
@@ -130,7 +142,7 @@ matmul.__doc__ = str(matmul.__doc__).rstrip() + "\n" + _DOC
 linear.__doc__ = str(linear.__doc__).rstrip() + "\n" + _DOC
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def _registered(function: Any) -> str:
     """The name under which ``ops`` finds an epilogue function."""
     name = f"{function.__module__}.{function.__name__}:{id(function)}"
@@ -195,9 +207,7 @@ def _product(
             seed_tensor = torch.randint(-(2**63), 2**63 - 1, (1,), device=a.device)
         else:
             number = seed
-    wants_grad = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (a, b, bias, residual)
-    )
+    wants_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (a, b, bias, residual))
     common = (
         a, b, bias, residual, seed_tensor, activation, float(alpha), float(dropout_p), number, precision,
         batch_invariant, None if plan is None else str(plan), None if epilogue is None else _registered(epilogue),
@@ -208,7 +218,9 @@ def _product(
             raise bad(name, "out", "given", "None where a gradient is wanted: writing into it is not differentiable")
         ops.matmul_out(*common, _lift(out, vector_a, vector_b))
         return out
-    result = ops.matmul(*common, a.dtype if out_dtype is None else out_dtype, wants_grad and activation is not None)[0]
+    result: torch.Tensor = ops.matmul(
+        *common, a.dtype if out_dtype is None else out_dtype, wants_grad and activation is not None
+    )[0]
     return result.reshape(shape) if vector_a or vector_b else result
 
 

@@ -248,7 +248,8 @@ def canonical_views(
         return t.as_strided([*shape, r, q], [*[0] * pad, *batch[len(lead) :], *last], offset)
 
     for index in range(math.prod(lead)):
-        at, rest = [], index
+        at: list[int] = []
+        rest = index
         for size in reversed(lead):
             at.insert(0, rest % size)
             rest //= size

@@ -14,6 +14,8 @@ from tilewright.gemm.plan import Plan
 from tilewright.gemm.schedules import SCHEDULES
 from tilewright.lang.activations import BACKWARD
 from tilewright.lang.epilogue import dropped, scalar
+from tilewright.runtime.devices import Device
+from tilewright.runtime.errors import bad
 from tilewright.runtime.launch import Call, launch
 from tilewright.runtime.library import define
 from tilewright.runtime.mode import runs_kernels
@@ -42,7 +44,7 @@ def run(
         return
     batch = out.shape[:-2]
     a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-    device = planner.device_or_default(None) if a.device.type != "cuda" else planner.Device.current(a.device.index)
+    device = Device.current(a.device.index) if a.is_cuda else planner.device_or_default()
     for operands in canonical_views(a, b, out, epilogue, precision, batch_invariant):
         problem = operands.problem
         if forced is not None:
@@ -59,7 +61,8 @@ def _matmul(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     shape = _shape(a, b)
     key = seed if seed_tensor is None else seed_tensor
-    if not runs_kernels(a.device) and custom is None:
+    _check_runs(custom, a.device)
+    if not runs_kernels(a.device):
         out, pre = reference.product(a, b, bias, residual, activation, alpha, dropout_p, key)
         return _fresh(out, out_dtype), _fresh(pre, out_dtype) if keep_pre else a.new_empty(0, dtype=out_dtype)
     out = a.new_empty(shape, dtype=out_dtype)
@@ -70,6 +73,14 @@ def _matmul(
     )  # fmt: skip
     run("matmul", a, b, out, epilogue, precision, batch_invariant, None if plan is None else Plan.parse(plan))
     return out, pre
+
+
+def _check_runs(custom: str | None, device: torch.device) -> None:
+    if custom is not None and not runs_kernels(device):
+        raise bad(
+            "matmul", "epilogue", f"a Triton function and the operands are on {device}",
+            "None there, or the operands on a GPU, or TRITON_INTERPRET=1 set before tilewright is imported",
+        )  # fmt: skip
 
 
 def _fresh(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -96,7 +107,8 @@ def _matmul_out(
     custom_args: list[torch.Tensor], out: torch.Tensor,
 ) -> None:  # fmt: skip
     key = seed if seed_tensor is None else seed_tensor
-    if not runs_kernels(a.device) and custom is None:
+    _check_runs(custom, a.device)
+    if not runs_kernels(a.device):
         out.copy_(reference.product(a, b, bias, residual, activation, alpha, dropout_p, key)[0])
         return
     epilogue = Epilogue(

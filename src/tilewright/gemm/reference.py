@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -40,6 +42,15 @@ def keep_mask(shape: tuple[int, ...], p: float, seed: int | torch.Tensor, device
     return (word >= dropout_threshold(p)).reshape(shape)
 
 
+_SIMPLE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
 def activate(x: torch.Tensor, activation: str | None) -> torch.Tensor:
     """The activation of that name."""
     if activation is None:
@@ -48,8 +59,7 @@ def activate(x: torch.Tensor, activation: str | None) -> torch.Tensor:
         return F.gelu(x, approximate="tanh")
     if activation == "relu2":
         return F.relu(x).square()
-    table = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
-    return table[activation](x)
+    return _SIMPLE[activation](x)
 
 
 def dropout(x: torch.Tensor, p: float, seed: int | torch.Tensor) -> torch.Tensor:
@@ -70,7 +80,7 @@ def product(
     dropout_p: float,
     seed: int | torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(result, value before the activation) in the accumulator's dtype, unrounded: float64 for float64, else float32."""
+    """(result, value before the activation), unrounded: float64 for float64 operands, else float32."""
     wide = torch.float64 if a.dtype is torch.float64 else torch.float32
     pre = torch.matmul(a.to(wide), b.to(wide))
     if alpha != 1.0:

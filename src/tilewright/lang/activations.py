@@ -85,13 +85,13 @@ def gelu_grad(x):
 
 @triton.jit
 def gelu_tanh(x):
-    return 0.5 * x * (1 + tanh(_SQRT_2_PI * (x + _GELU_CUBIC * x * x * x)))
+    return 0.5 * x * (1 + tanh((x + x * x * x * _GELU_CUBIC) * _SQRT_2_PI))
 
 
 @triton.jit
 def gelu_tanh_grad(x):
-    t = tanh(_SQRT_2_PI * (x + _GELU_CUBIC * x * x * x))
-    slope = _SQRT_2_PI * (1 + 3 * _GELU_CUBIC * x * x)
+    t = tanh((x + x * x * x * _GELU_CUBIC) * _SQRT_2_PI)
+    slope = (1 + x * x * (3 * _GELU_CUBIC)) * _SQRT_2_PI
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope
 
 

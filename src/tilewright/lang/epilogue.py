@@ -45,7 +45,8 @@ def finish(acc, z, z0, z1, rows, cols, m, n, seed, threshold, steps, ACTIVATION:
            CUSTOM: tl.constexpr):  # fmt: skip
     """Apply every wanted step to ``acc``, a block of C at (z, rows, cols).
 
-    steps: (alpha parts, (p_bias, stride), (p_pre, strides), (p_residual, strides), (p_seed, scale parts), custom's tensors).
+    steps: (alpha parts, (p_bias, stride), (p_pre, strides), (p_residual, strides), (p_seed, scale parts), tensors of
+    CUSTOM).
     ``pre`` receives the value before the activation, which the backward needs.
     """
     alpha, bias, pre, residual, dropout, custom = steps

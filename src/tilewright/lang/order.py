@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def grouped(index, tiles_outer, tiles_inner, GROUP: tl.constexpr):
-    """(outer, inner) of the tile of that index, when bands of GROUP outer tiles are walked along the inner dimension."""
+    """(outer, inner) of the tile of that index, for bands of GROUP outer tiles walked along the inner dimension."""
     if GROUP == 1:
         outer = index // tiles_inner
         inner = index % tiles_inner

@@ -30,7 +30,7 @@ def keep_each(seed, index, threshold):
 
 @triton.jit
 def keep_quads(seed, first, threshold):
-    """Whether each of the elements 4 * q .. 4 * q + 3 is kept, for quads q = ``first`` (rows, quads): one call for four.
+    """Whether elements 4 * q .. 4 * q + 3 are kept, for quads q = ``first`` (rows, quads): one Philox call for four.
 
     Returns a block (rows, 4 * quads).
     """

@@ -62,7 +62,8 @@ def _device_of(args: tuple[Any, ...]) -> torch.device:
         if isinstance(arg, torch.Tensor):
             return arg.device
         if hasattr(arg, "block_shape"):
-            return arg.base.device
+            base: torch.Tensor = arg.base
+            return base.device
     raise TypeError("tilewright.launch: args has no tensor; it must have one")
 
 
@@ -111,4 +112,3 @@ class Widened:
         """Round what the kernel wrote to the dtype of the real tensors."""
         for narrow, wide in self._results:
             narrow.copy_(wide)
-

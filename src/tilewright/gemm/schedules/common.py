@@ -20,6 +20,10 @@ from tilewright.runtime.mode import INTERPRETED
 INTERPRETED_PROGRAMS = 3
 
 
+#: place of (bias, stride) among the steps
+STEP_BIAS = 1
+
+
 def steps(operands: Operands, position: int) -> tuple[tuple[Any, ...], int, int, dict[str, Any], tuple[Any, ...]]:
     """The epilogue as ``lang.epilogue.finish`` takes it: (steps, seed, threshold, constexprs, what it writes).
 

@@ -131,7 +131,9 @@ def refuses(plan: Plan, problem: Problem, device: Device) -> str | None:
     if why := supports(problem, device) or common.refuses_plan(plan, problem, device, staged(plan, problem)):
         return why
     if common.is_heavy(problem) and common.sum_registers(plan, problem, device) > 64 and plan.num_warps < 8:
-        return f"the epilogue of a {plan.block_m}x{plan.block_n} tile does not fit the registers of {plan.num_warps} warps"
+        return (
+            f"the epilogue of a {plan.block_m}x{plan.block_n} tile does not fit the registers of {plan.num_warps} warps"
+        )
     return None
 
 
