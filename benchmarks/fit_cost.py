@@ -45,7 +45,8 @@ def load(files: list[str], device: Device) -> list[dict[str, Any]]:
                 found.append(
                     {
                         "case": (file, row["case"], str(problem)),
-                        "key": cost.key(problem, plan),
+                        "key": cost.keys(problem, plan)[0],
+                        "tile": cost.keys(problem, plan)[1],
                         "schedule": plan.schedule,
                         "us": candidate["us"],
                         "best": best,
@@ -109,6 +110,10 @@ def main() -> None:
     for case, regret in sorted(regrets.items(), key=lambda item: -item[1])[:6]:
         print(f"  {regret:6.1%}  {case[2]}")
 
+    tiles = {k: [rate[i], wait[i]] for i, k in enumerate(keys)}
+    for tile in sorted({d["tile"] for d in data} - set(keys)):  # any other layout: the mean of those measured
+        of = sorted({d["key"] for d in data if d["tile"] == tile})
+        tiles[tile] = list(np.exp(np.mean(np.log([tiles[k] for k in of]), axis=0)))
     path = SHEETS / f"{name}.json"
     sheet = json.loads(path.read_text())
     sheet["model"] = {
@@ -119,7 +124,7 @@ def main() -> None:
         "schedules": {
             s: {n: float(f"{scheduled[i][j]:.4g}") for i, n in enumerate(BY_SCHEDULE)} for j, s in enumerate(schedules)
         },
-        "tiles": {k: [float(f"{rate[i]:.3g}"), float(f"{wait[i]:.3g}")] for i, k in enumerate(keys)},
+        "tiles": {k: [float(f"{v:.3g}") for v in pair] for k, pair in sorted(tiles.items())},
     }
     path.write_text(json.dumps(sheet, indent=1) + "\n")
 

@@ -20,6 +20,7 @@ from tilewright.gemm.plan import Plan
 from tilewright.gemm.problem import ALIGNED, Problem
 from tilewright.gemm.schedules import SCHEDULES
 from tilewright.gemm.schedules.common import is_heavy, resident
+from tilewright.lang.activations import FORWARD
 from tilewright.runtime.devices import Device
 
 #: constants of a device that has not been calibrated (the H200's, rounded); a sheet's ``model`` overrides them
@@ -89,11 +90,24 @@ class Features(NamedTuple):
     heavy_mb: Any  # megabytes of sums of a tile that pass through a heavy epilogue
 
 
-def key(problem: Problem, plan: Plan) -> str:
-    """The name of a plan's tile in the sheet's tables: what the rate of a slice depends on."""
+#: steps of tens of instructions an element
+COMPUTED = frozenset({*FORWARD, "dropout", "custom"}) - {"relu", "relu2"}
+
+
+def keys(problem: Problem, plan: Plan) -> tuple[str, str]:
+    """Names of a plan's tile in the sheet's tables, the one with the layout first.
+
+    The layout matters where the copy into shared memory has to turn an operand: float32, whose tensor cores take only
+    k-major operands, and unaligned elements of two bytes, which come one by one. An epilogue that computes much
+    ("computed") is kinder to tiles of which several overlap.
+    """
     kind = {torch.float32: str(problem.precision), torch.float64: "float64"}.get(problem.dtype, "16-bit")
-    narrow = " unaligned" if plan.schedule == "tile" and problem.alignment != ALIGNED else ""
-    return f"{kind} {plan.schedule} {plan.block_m}x{plan.block_n}x{plan.block_k} {plan.num_warps}{narrow}"
+    narrow = plan.schedule == "tile" and problem.alignment != ALIGNED
+    tile = f"{kind} {plan.schedule} {plan.block_m}x{plan.block_n}x{plan.block_k} {plan.num_warps}"
+    tile += " unaligned" if narrow else ""
+    if narrow or problem.dtype is torch.float32:
+        return f"{tile} {problem.layout}", tile
+    return (f"{tile} computed" if not COMPUTED.isdisjoint(problem.epilogue) else tile), tile
 
 
 def features(problem: Problem, plan: Plan, device: Device) -> Features:
@@ -153,7 +167,8 @@ def constants(problem: Problem, plan: Plan, device: Device) -> dict[str, float]:
     """The constants of the model for a plan on a device: the sheet's, the schedule's, the tile's."""
     found = {**DEFAULTS, "wait": 1.0, **device.model.get("constants", {})}
     found.update(device.model.get("schedules", {}).get(plan.schedule, {}))
-    rate, wait = device.model.get("tiles", {}).get(key(problem, plan), (None, 1.0))
+    tiles = device.model.get("tiles", {})
+    rate, wait = next((tiles[key] for key in keys(problem, plan) if key in tiles), (None, 1.0))
     # a tile that was never measured: small ones reuse less of what they load, and sustain less
     area = min(1.0, plan.block_m * plan.block_n / 16384) ** 0.25
     found["rate"] = rate if rate is not None else found["rate"] * area

@@ -8,13 +8,11 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.gemm import planner, reference
-from tilewright.gemm.operands import Epilogue, canonical_views, dropout_threshold, float_parts
+from tilewright.gemm import eager, reference
+from tilewright.gemm.operands import Epilogue, dropout_threshold, float_parts
 from tilewright.gemm.plan import Plan
-from tilewright.gemm.schedules import SCHEDULES
 from tilewright.lang.activations import BACKWARD
 from tilewright.lang.epilogue import dropped, scalar
-from tilewright.runtime.devices import Device
 from tilewright.runtime.errors import bad
 from tilewright.runtime.launch import Call, launch
 from tilewright.runtime.library import define
@@ -27,30 +25,6 @@ _OPTIONS = (
     "Tensor a, Tensor b, Tensor? bias, Tensor? residual, Tensor? seed_tensor, str? activation, float alpha, "
     "float dropout_p, SymInt seed, str? precision, bool batch_invariant, str? plan, str? custom, Tensor[] custom_args"
 )
-
-
-def run(
-    name: str,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor,
-    epilogue: Epilogue,
-    precision: str | None,
-    batch_invariant: bool,
-    forced: Plan | None,
-) -> None:
-    """Compute the product of (.., m, k) and (.., k, n) operands into ``out`` with Triton kernels."""
-    if out.numel() == 0:
-        return
-    batch = out.shape[:-2]
-    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-    device = Device.current(a.device.index) if a.is_cuda else planner.device_or_default()
-    for operands in canonical_views(a, b, out, epilogue, precision, batch_invariant):
-        problem = operands.problem
-        if forced is not None:
-            planner.check(forced, problem, device, name)
-        plan = forced or planner.plan(problem, device)
-        launch(SCHEDULES[plan.schedule].prepare(plan, operands))
 
 
 def _matmul(
@@ -71,7 +45,7 @@ def _matmul(
         alpha, bias, pre if keep_pre else None, activation, dropout_p, key, residual,
         None if custom is None else CUSTOM[custom], tuple(custom_args),
     )  # fmt: skip
-    run("matmul", a, b, out, epilogue, precision, batch_invariant, None if plan is None else Plan.parse(plan))
+    eager.run("matmul", a, b, out, epilogue, precision, batch_invariant, None if plan is None else Plan.parse(plan))
     return out, pre
 
 
@@ -115,7 +89,7 @@ def _matmul_out(
         alpha, bias, None, activation, dropout_p, key, residual,
         None if custom is None else CUSTOM[custom], tuple(custom_args),
     )  # fmt: skip
-    run("matmul", a, b, out, epilogue, precision, batch_invariant, None if plan is None else Plan.parse(plan))
+    eager.run("matmul", a, b, out, epilogue, precision, batch_invariant, None if plan is None else Plan.parse(plan))
 
 
 matmul = define(f"matmul({_OPTIONS}, ScalarType out_dtype, bool keep_pre) -> (Tensor, Tensor)", _matmul, _matmul_fake)

@@ -40,15 +40,22 @@ _empty: Callable[..., torch.Tensor] | None = getattr(torch._C._dynamo.guards, "_
 def allowed() -> bool:
     """Whether nothing that watches, traces or casts operations is on, so that a launch may skip the dispatcher."""
     return not (
-        INTERPRETED
-        or _raw_stream is None
+        hooked()
         or _compiling()
         or _dispatch_modes()
         or _function_modes()
         or _autocast("cuda")
+        or forward_ad._current_level >= 0
+    )
+
+
+def hooked() -> bool:
+    """Whether launches have to go through Triton's own path: it is interpreted, or something listens to it."""
+    return bool(
+        INTERPRETED
+        or _raw_stream is None
         or knobs.runtime.launch_enter_hook.calls
         or knobs.runtime.launch_exit_hook.calls
-        or forward_ad._current_level >= 0
     )
 
 
@@ -58,40 +65,57 @@ def wants_grad(*tensors: torch.Tensor | None) -> bool:
 
 
 class Entry:
-    """A launch that lacks only its tensors and its stream.
+    """A launch that lacks only its tensors, its seed and its stream.
 
     Args:
         call: the launch that was made the long way.
         kernel: the compiled kernel that it returned; held, since newer Tritons unload it when it dies.
-        places: positions in ``call.args`` of the tensors that :meth:`run` is given, in its order. A position of two
-            numbers is of a pair (tensor, stride) in a tuple.
+        places: positions in ``call.args`` of the tensors that :meth:`run` is given, in its order; ``None`` where the
+            kernel takes no such tensor. A position of two numbers is of a tuple (tensor, ...) in a tuple.
+        seed_at: position in ``call.args`` of an integer that changes from call to call.
         out: a tensor like the result: its size, strides and dtype.
     """
 
     __slots__ = (
-        "_args", "_descriptors", "_function", "_grid", "_kernel", "_packed", "_pairs", "_pointers", "_run",
-        "dtype", "size", "stride",
+        "_args", "_descriptors", "_function", "_grid", "_kernel", "_nested", "_nested_at", "_packed", "_pointers", "_run",
+        "_seed_at", "dtype", "size", "stride",
     )  # fmt: skip
 
-    def __init__(self, call: Call, kernel: Any, places: tuple[int | tuple[int, int], ...], out: torch.Tensor) -> None:
+    def __init__(
+        self,
+        call: Call,
+        kernel: Any,
+        places: tuple[int | tuple[int, int] | None, ...],
+        seed_at: int,
+        out: torch.Tensor,
+    ) -> None:
         self._kernel, self._run = kernel, kernel.run
         self._function, self._packed = kernel.function, kernel.packed_metadata
         self._grid = (*call.grid, 1, 1)[:3]
         # ``run`` takes every parameter in the kernel's order; a constexpr's place is held by its value
         constexprs = tuple(call.constexprs[name] for name in call.fn.arg_names[len(call.args) :])
         self._args = [*call.args, *constexprs]
-        pointers, descriptors, pairs = [], [], []
+        pointers, descriptors, nested = [], [], []
+        self._nested_at = -1
         for i, at in enumerate(places):
+            if at is None:
+                continue
             if isinstance(at, tuple):
-                whole = call.args[at[0]]
-                pairs.append((at[0], i, whole[: at[1]], whole[at[1]][1:], whole[at[1] + 1 :]))
-                at = at[0]
+                self._nested_at = at[0]
+                nested.append((at[1], i, call.args[at[0]][at[1]][1:]))
             elif isinstance(call.args[at], TensorDescriptor):
                 descriptors.append((at, i, {**vars(call.args[at]), "base": None}))
+                self._args[at] = None
             else:
                 pointers.append((at, i))
-            self._args[at] = None  # no tensor of the first call is kept alive
-        self._pointers, self._descriptors, self._pairs = tuple(pointers), tuple(descriptors), tuple(pairs)
+                self._args[at] = None
+        if nested:  # no tensor of the first call is kept alive
+            inner = list(call.args[self._nested_at])
+            for at, _, _ in nested:
+                inner[at] = None
+            self._args[self._nested_at] = inner
+        self._pointers, self._descriptors, self._nested = tuple(pointers), tuple(descriptors), tuple(nested)
+        self._seed_at = seed_at
         self.size, self.stride, self.dtype = tuple(out.shape), out.stride(), out.dtype
 
     def allocate(self) -> torch.Tensor:
@@ -100,19 +124,22 @@ class Entry:
             return _empty(self.size, self.stride, self.dtype)
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device="cuda")
 
-    def run(self, device: int, *tensors: torch.Tensor) -> None:
+    def run(self, device: int, tensors: tuple[torch.Tensor | None, ...], seed: int = 0) -> None:
         """Launch on the current stream of the current device, which must be ``device``."""
         args = self._args.copy()
         for at, i in self._pointers:
-            args[at] = tensors[i].data_ptr()
-        for at, i, before, strides, after in self._pairs:
-            args[at] = (*before, (tensors[i].data_ptr(), *strides), *after)
+            args[at] = tensors[i].data_ptr()  # type: ignore[union-attr]
         for at, i, fields in self._descriptors:
             stand_in = object.__new__(TensorDescriptor)  # its checks were made the first time
             stand_in.__dict__.update(fields, base=tensors[i])
             args[at] = stand_in
-        assert _raw_stream is not None
-        self._run(*self._grid, _raw_stream(device), self._function, self._packed, None, None, None, *args)
+        if self._nested:
+            inner = args[self._nested_at].copy()
+            for at, i, rest in self._nested:
+                inner[at] = (tensors[i].data_ptr(), *rest)  # type: ignore[union-attr]
+            args[self._nested_at] = tuple(inner)
+        args[self._seed_at] = seed
+        self._run(*self._grid, _raw_stream(device), self._function, self._packed, None, None, None, *args)  # type: ignore[misc]
 
 
 class Cache:

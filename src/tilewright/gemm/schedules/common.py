@@ -20,8 +20,9 @@ from tilewright.runtime.mode import INTERPRETED
 INTERPRETED_PROGRAMS = 3
 
 
-#: place of (bias, stride) among the steps
-STEP_BIAS = 1
+#: where a kernel's arguments hold a, b, c, and (in a tuple: its place among the steps) bias, pre, residual, seed tensor.
+#: The steps are every schedule's last run-time argument, after seed and threshold.
+PLACES: tuple[int | tuple[int], ...] = (0, 1, 2, (1,), (2,), (3,), (4,))
 
 
 def steps(operands: Operands, position: int) -> tuple[tuple[Any, ...], int, int, dict[str, Any], tuple[Any, ...]]:
@@ -117,6 +118,15 @@ def worth_trying(plan: Plan, problem: Problem) -> bool:
     return (plan.block_m <= 16 or plan.block_m < 2 * problem.m) and (plan.block_n <= 16 or plan.block_n < 2 * problem.n)
 
 
+def repeats(plan: Plan, problem: Problem, groups: tuple[int, ...]) -> bool:
+    """Whether a smaller group of ``groups`` already makes the same order: no band has that many tiles."""
+    bands = triton.cdiv(
+        problem.m if plan.order == "m" else problem.n, plan.block_m if plan.order == "m" else plan.block_n
+    )
+    smaller = [g for g in groups if g < plan.group_m]
+    return bool(smaller) and bands <= max(smaller)
+
+
 def refuses_dtype(problem: Problem, device: Device) -> str | None:
     """Why the device cannot multiply the problem's dtype, or ``None``."""
     if problem.precision in ("tf32", "tf32x3") and problem.dtype is torch.float32 and device.backend != "cuda":
@@ -130,7 +140,7 @@ def refuses_plan(plan: Plan, problem: Problem, device: Device, staged: int = 0) 
     if needs > device.smem_per_block:
         return f"it needs {needs} bytes of shared memory and {device.title} gives a program {device.smem_per_block}"
     held = sum_registers(plan, problem, device)
-    if held > 128:
+    if held > (64 if problem.precision == "tf32x3" else 128):  # tf32x3 holds its operands' parts in registers as well
         return f"a tile of {plan.block_m}x{plan.block_n} does not fit the registers of {plan.num_warps} warps"
     if plan.split_k != 1:
         return f"the {plan.schedule} schedule does not split k"

@@ -167,14 +167,22 @@ _TILES = (
 )
 
 
+#: tiles that are taken along m before the next column
+GROUPS = (8, 16)
+
+
 def candidates(problem: Problem, device: Device) -> list[Plan]:
     """Every plan worth trying."""
     plans = []
-    for (bm, bn, bk, warps, stages), group in itertools.product(_TILES, (8, 16)):
+    for (bm, bn, bk, warps, stages), group in itertools.product(_TILES, GROUPS):
         bk = common.block_k(bk, problem)
         plan = Plan(NAME, bm, bn, bk, group, warps, stages)
         plan = common.fit_stages(plan, problem, device, staged(plan, problem))
-        if common.worth_trying(plan, problem) and refuses(plan, problem, device) is None:
+        if (
+            common.worth_trying(plan, problem)
+            and not common.repeats(plan, problem, GROUPS)
+            and refuses(plan, problem, device) is None
+        ):
             plans.append(plan)
     return list(dict.fromkeys(plans))
 

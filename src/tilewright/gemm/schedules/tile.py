@@ -158,15 +158,23 @@ _NARROW_TILES = (
 )
 
 
+#: tiles that are taken along m before the next column
+GROUPS = (1, 8)
+
+
 def candidates(problem: Problem, device: Device) -> list[Plan]:
     """Every plan worth trying: one statement for each tile, no tile more than twice the problem in a dimension."""
     plans = []
     narrow = (problem.alignment or ALIGNED) < 4
     tiles = _NARROW_TILES if narrow else _TILES[problem.dtype.itemsize]
-    for (bm, bn, bk, warps, stages), group in itertools.product(tiles, (1, 8)):
+    for (bm, bn, bk, warps, stages), group in itertools.product(tiles, GROUPS):
         plan = Plan(NAME, bm, bn, bk, group, warps, stages)
         plan = common.fit_stages(plan, problem, device)
-        if common.worth_trying(plan, problem) and refuses(plan, problem, device) is None:
+        if (
+            common.worth_trying(plan, problem)
+            and not common.repeats(plan, problem, GROUPS)
+            and refuses(plan, problem, device) is None
+        ):
             plans.append(plan)
     return list(dict.fromkeys(plans))
 

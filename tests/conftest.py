@@ -1,0 +1,75 @@
+"""What every test shares: which device runs it, which tests can run here, and memory that is NaN until it is written."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+
+# cuBLAS asks for it before CUDA starts, or its deterministic kernels (the peers below) only warn
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from support import DEVICE, GPU, KERNELS
+from tilewright.runtime.mode import INTERPRETED
+
+_QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
+settings.register_profile("ci", derandomize=True, max_examples=20, **_QUIET)
+settings.register_profile("thorough", max_examples=500, **_QUIET)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+#: folders whose tests run products, and so must see memory that holds NaN before it is written
+_PRODUCTS = {"gemm", "lang", "runtime", "cases", "torch_only"}
+
+_NEEDS = {
+    "gpu": (GPU, "needs a GPU, and kernels that are compiled"),
+    "interpret": (INTERPRETED, "needs TRITON_INTERPRET=1"),
+    "kernels": (KERNELS, "needs kernels: a GPU, or TRITON_INTERPRET=1"),
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "kernels: needs Triton kernels, compiled or interpreted")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for name, (here, why) in _NEEDS.items():
+            if item.get_closest_marker(name) and not here:
+                item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """A GPU where kernels are compiled, else the CPU."""
+    return torch.device(DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def recycled_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let ``torch.empty`` and its kin hand out NaN, so that an element that a kernel does not write shows.
+
+    Fresh memory is zero, which hides the fault. torch fills uninitialised tensors itself in its deterministic mode.
+    """
+    if request.path.parent.name not in _PRODUCTS:
+        yield
+        return
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*deterministic.*")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def torch_settings() -> Iterator[None]:
+    """No test leaves its precision or its random state to the next one."""
+    before = torch.get_float32_matmul_precision()
+    torch.manual_seed(0)
+    yield
+    torch.set_float32_matmul_precision(before)
