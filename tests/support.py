@@ -121,26 +121,32 @@ class Guarded:
 # ------------------------------------------------------------------------------------------------------------ philox
 
 
-def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
-    """Philox4x32-10 (Salmon et al., SC 2011) in numpy: (.., 4) counters of 32 bits to (.., 4) words."""
+def philox(counter: np.ndarray, key: tuple[int, int], rounds: int = 7) -> np.ndarray:
+    """Philox4x32 (Salmon et al., SC 2011) in numpy: (.., 4) counters of 32 bits to (.., 4) words."""
     low = np.uint64(0xFFFFFFFF)
     c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
     k0, k1 = np.uint64(key[0]), np.uint64(key[1])
-    for _ in range(10):
+    for _ in range(rounds):
         p0, p1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
         c0, c1, c2, c3 = (p1 >> np.uint64(32)) ^ c1 ^ k0, p1 & low, (p0 >> np.uint64(32)) ^ c3 ^ k1, p0 & low
         k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
     return np.stack([c0, c1, c2, c3], -1).astype(np.uint32)
 
 
-def kept(shape: tuple[int, ...], p: float, seed: int) -> torch.Tensor:
-    """The dropout mask as documented: element i takes word i % 4 of counter i // 4, and is kept from p * 2^32 on."""
-    count = math.prod(shape)
-    quads = np.arange((count + 3) // 4, dtype=np.uint64)
-    zero = np.zeros_like(quads)
-    counter = np.stack([quads & np.uint64(0xFFFFFFFF), quads >> np.uint64(32), zero, zero], -1)
-    words = philox(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)).reshape(-1)[:count]
-    return torch.from_numpy(words.astype(np.int64) >= round(p * 2**32)).reshape(shape)
+def kept(shape: tuple[int, ...], p: float, seed: int, first: int = 0) -> torch.Tensor:
+    """The dropout mask as documented, of the elements from index ``first`` on.
+
+    Element 16 q + r takes, of counter 4 q + (r // 2) % 4 under the key ``seed``, word 2 (r // 8) + r % 2, and is kept
+    when that is p * 2^32 or more.
+    """
+    index = np.arange(first, first + math.prod(shape), dtype=np.uint64)
+    q, r = index // np.uint64(16), index % np.uint64(16)
+    at = np.uint64(4) * q + r // np.uint64(2) % np.uint64(4)
+    word = np.uint64(2) * (r // np.uint64(8)) + r % np.uint64(2)
+    counter = np.stack([at & np.uint64(0xFFFFFFFF), at >> np.uint64(32), 0 * at, 0 * at], -1)
+    words = philox(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
+    taken = np.take_along_axis(words, word[:, None].astype(np.int64), -1)[:, 0]
+    return torch.from_numpy(taken.astype(np.int64) >= round(p * 2**32)).reshape(shape)
 
 
 # ------------------------------------------------------------------------------------------------------------ oracle

@@ -21,6 +21,8 @@ def check_operands(name: str, a: torch.Tensor, b: torch.Tensor, names: tuple[str
             raise bad(name, label, type(t).__name__, "a torch.Tensor", TypeError)
         if t.dtype not in FLOAT_DTYPES:
             raise bad(name, label, t.dtype, _FLOATS, TypeError)
+        if t.layout is not torch.strided:
+            raise bad(name, label, str(t.layout).removeprefix("torch."), "a dense tensor (torch.strided)", TypeError)
         if t.ndim == 0:
             raise bad(name, label, "0-dimensional", "of 1 dimension or more")
     if a.device != b.device:
@@ -75,7 +77,9 @@ def check_options(
         raise bad(name, "precision", repr(precision), f"None or one of {', '.join(PRECISIONS)}")
     if plan is not None and not isinstance(plan, Plan):
         raise bad(name, "plan", type(plan).__name__, "a tilewright.Plan or None", TypeError)
-    if epilogue is None and tuple(epilogue_args):
+    if not isinstance(epilogue_args, (tuple, list)):
+        raise bad(name, "epilogue_args", type(epilogue_args).__name__, "a tuple of tensors", TypeError)
+    if epilogue is None and epilogue_args:
         raise bad(name, "epilogue_args", "given without epilogue", "() when epilogue is None")
     if epilogue is not None and not hasattr(epilogue, "arg_names"):
         raise bad(name, "epilogue", type(epilogue).__name__, "a @triton.jit function or None", TypeError)
@@ -91,6 +95,32 @@ def check_extra(name: str, label: str, t: Any, shape: tuple[int, ...], like: tor
         raise bad(name, label, f"of shape {tuple(t.shape)}", f"of shape {tuple(shape)}")
     if t.device != like.device:
         raise bad(name, label, f"on {t.device}", f"on {like.device}, where the operands are")
+
+
+def check_out(name: str, out: torch.Tensor, *read: torch.Tensor | None) -> None:
+    """Refuse an out whose elements share memory, with each other or with a tensor that is read.
+
+    As in torch, views with gaps are only refused when they start at one address: whether gaps interlock is not decided.
+    """
+    if torch._debug_has_internal_overlap(out) == 1:
+        raise bad(name, "out", "expanded, so that elements share memory", "a tensor of distinct elements")
+    first, end = _span(out)
+    for t in read:
+        if t is not None and t.numel() and out.numel():
+            start, stop = _span(t)
+            if start == first or (start < end and first < stop and _dense(out) and _dense(t)):
+                raise bad(name, "out", "in the memory of an input", "a tensor of its own")
+
+
+def _span(t: torch.Tensor) -> tuple[int, int]:
+    """Addresses of a tensor's first byte, and of the one after its last."""
+    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
+
+
+def _dense(t: torch.Tensor) -> bool:
+    start, stop = _span(t)
+    return stop - start == t.numel() * t.element_size()
 
 
 def cast(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

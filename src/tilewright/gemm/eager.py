@@ -1,4 +1,4 @@
-"""Launches of products that were made before: no planning and no argument binding, and for plain calls no dispatcher."""
+"""Launches of products that were made before: no planning, no argument binding, and for plain calls no dispatcher."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _first(
     activation: str | None,
     transposed: bool,
 ) -> torch.Tensor | None:
-    """Run a call that is a plain product of good operands, and keep its launch under ``key``; ``None`` for any other."""
+    """Run a call that is a plain product of good operands, and keep its launch; ``None`` for any other."""
     if not eager.on_current(a.get_device()) or a.device != b.device or a.ndim < 2 or b.ndim < 2:
         return None
     if a.dtype is not b.dtype or a.dtype not in FLOAT_DTYPES or (transposed and b.ndim != 2):
@@ -144,7 +144,7 @@ def _long_way(
         if forced is not None:
             planner.check(forced, problem, device, name)
         plan = forced or planner.plan(problem, device)
-        call = SCHEDULES[plan.schedule].prepare(plan, operands)
+        call = SCHEDULES[plan.schedule].prepare(plan, operands, device)
         kernel = launch(call)
         if kernel is None:
             made.append(None)

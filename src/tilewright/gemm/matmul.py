@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from tilewright.gemm import arguments, eager, ops
+from tilewright.gemm import arguments, eager, ops, planner
 from tilewright.gemm.plan import Plan
+from tilewright.runtime.devices import Device
+from tilewright.runtime.eager import PLAIN
 from tilewright.runtime.errors import bad
 
 _DOC = """
@@ -21,7 +23,8 @@ _DOC = """
         alpha: factor of the product.
         out_dtype: of the result; by default the operands' promoted dtype.
         out: a tensor of the result's shape (any strides) to write into; not differentiable.
-        precision: of float32 operands: "ieee", "tf32x3" (float32-accurate on tensor cores), "tf32"; ``None`` follows
+        precision: of float32 operands: "ieee", "tf32x3" (float32-accurate on tensor cores: three tf32 products,
+            or six bfloat16 ones where b is row-major), "tf32"; ``None`` follows
             ``torch.get_float32_matmul_precision()`` at every call ("highest": ieee, else tf32).
         batch_invariant: a row's bits do not depend on how many other rows there are.
         epilogue: a ``@triton.jit`` function ``(acc, rows, cols, m, n, args) -> acc`` that is applied last, before the
@@ -196,9 +199,22 @@ def _product(
         arguments.check_extra(name, "out", out, shape, a)
         if out_dtype is not None and out.dtype != out_dtype:
             raise bad(name, "out", out.dtype, f"{out_dtype}, as out_dtype", TypeError)
+        if not torch.compiler.is_compiling():
+            # a residual that is out itself is read where it is written, by the same program
+            same = residual is not None and residual.data_ptr() == out.data_ptr() and residual.stride() == out.stride()
+            arguments.check_out(name, out, a, b, bias, None if same else residual, *epilogue_args)
     for t in epilogue_args:
         if not isinstance(t, torch.Tensor):
             raise bad(name, "epilogue_args", f"with a {type(t).__name__}", "a tuple of tensors", TypeError)
+
+    if plan is not None and type(a) in PLAIN and type(b) in PLAIN and not torch.compiler.is_compiling():
+        asked = arguments.canonical(
+            name, a, b, alpha=alpha, bias=bias, activation=activation, dropout_p=dropout_p, residual=residual,
+            out_dtype=out_dtype if out is None else out.dtype, precision=precision, epilogue=epilogue,
+            epilogue_args=epilogue_args, batch_invariant=batch_invariant,
+        )  # fmt: skip
+        where = Device.current(a.device.index) if a.is_cuda else planner.device_or_default()
+        planner.check(plan, asked.problem, where, name)
 
     seed_tensor, number = None, 0
     if dropout_p > 0.0:
@@ -218,9 +234,7 @@ def _product(
             raise bad(name, "out", "given", "None where a gradient is wanted: writing into it is not differentiable")
         ops.matmul_out(*common, _lift(out, vector_a, vector_b))
         return out
-    result: torch.Tensor = ops.matmul(
-        *common, a.dtype if out_dtype is None else out_dtype, wants_grad and activation is not None
-    )[0]
+    result = ops.call(*common, a.dtype if out_dtype is None else out_dtype, wants_grad and activation is not None)
     return result.reshape(shape) if vector_a or vector_b else result
 
 

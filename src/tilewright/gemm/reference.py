@@ -12,6 +12,7 @@ from tilewright.gemm.operands import dropout_threshold
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57  # multipliers and Weyl constants of Philox4x32 (Salmon et al., SC 2011)
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
+ROUNDS = 7
 
 
 def _mulhilo(x: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,17 +29,18 @@ def keep_mask(shape: tuple[int, ...], p: float, seed: int | torch.Tensor, device
     for size in shape:
         count *= size
     index = torch.arange(count, dtype=torch.int64, device=device)
-    counter = index >> 2
+    counter = (index >> 4 << 2) + (index >> 1 & 3)
+    lane = (index >> 3 & 1) * 2 + (index & 1)
     zero = torch.zeros_like(counter)
     c0, c1, c2, c3 = counter & _LOW, (counter >> 32) & _LOW, zero, zero
     key = seed.reshape(()).to(device) if isinstance(seed, torch.Tensor) else torch.tensor(seed, device=device)
     k0, k1 = key & _LOW, (key >> 32) & _LOW
-    for _ in range(10):
+    for _ in range(ROUNDS):
         h0, l0 = _mulhilo(c0, _M0)
         h1, l1 = _mulhilo(c2, _M1)
         c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
         k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
-    word = torch.stack((c0, c1, c2, c3), -1).gather(-1, (index & 3).unsqueeze(-1)).squeeze(-1)
+    word = torch.stack((c0, c1, c2, c3), -1).gather(-1, lane.unsqueeze(-1)).squeeze(-1)
     return (word >= dropout_threshold(p)).reshape(shape)
 
 

@@ -19,7 +19,7 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
     """``acc + a @ b``, summed in the dtype of ``acc``.
 
     PRECISION: "ieee" (operands as they are), "tf32" (rounded to tf32), "tf32x3" (each operand as the sum of two tf32
-    values, three products: float32 accuracy on tensor cores).
+    values, three products) or "bf16x6" (of three bfloat16 values, six products): float32 accuracy on tensor cores.
     """
     if PRECISION == "tf32":
         acc = tl.dot(round_tf32(a), round_tf32(b), acc, input_precision="tf32", out_dtype=acc.dtype)

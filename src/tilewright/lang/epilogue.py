@@ -7,7 +7,7 @@ function. A step that is not wanted is ``None`` (or 0), which Triton sees when i
 import triton
 import triton.language as tl
 
-from tilewright.lang.philox import keep_each, keep_quads
+from tilewright.lang.philox import drop_sixteens, keep_each
 
 
 @triton.jit
@@ -27,17 +27,18 @@ def offsets(strides, z0, z1, rows, cols):
 
 
 @triton.jit
-def dropped(acc, seed, threshold, scale, index, DROPOUT: tl.constexpr):
-    """``acc`` with each element kept and scaled, or 0. ``index``: 64-bit index of the block's first element, row
-    starts as (rows, 1) and columns as (1, cols); DROPOUT is 4 when every row starts on a multiple of 4."""
-    starts, cols = index
-    if DROPOUT == 4:
-        quads = tl.arange(0, acc.shape[1] // 4)[None, :]
-        first = (starts + tl.min(cols, axis=1, keep_dims=True)) // 4 + quads
-        keep = keep_quads(seed, first, threshold)
+def dropped(acc, seed, threshold, scale, starts, cols, DROPOUT: tl.constexpr):
+    """``acc`` with each element kept and scaled, or 0.
+
+    starts: (rows, 1) 64-bit index of the first element of each row of the whole; cols: (1, cols) of the block, which
+    starts at a multiple of 16. DROPOUT is 16 when every row of the whole does so too, else 1.
+    """
+    if DROPOUT == 16:
+        first = starts + tl.min(cols, axis=1, keep_dims=True)
+        acc = drop_sixteens(acc, seed, first, threshold, scale)
     else:
-        keep = keep_each(seed, starts + cols, threshold)
-    return tl.where(keep, acc * scale, 0.0)
+        acc = tl.where(keep_each(seed, starts + cols, threshold), acc * scale, 0.0)
+    return acc
 
 
 @triton.jit
@@ -64,8 +65,10 @@ def finish(acc, z, z0, z1, rows, cols, m, n, seed, threshold, steps, ACTIVATION:
     if DROPOUT != 0:
         if dropout[0] is not None:
             seed = tl.load(dropout[0])
+        # both are 64-bit by their annotation; Triton 3.9's interpreter does not heed it
+        seed, threshold = seed.to(tl.int64), threshold.to(tl.int64)
         starts = (z.to(tl.int64) * m + rows.to(tl.int64)[:, None]) * n
-        acc = dropped(acc, seed, threshold, scalar(dropout[1], acc), (starts, cols.to(tl.int64)[None, :]), DROPOUT)
+        acc = dropped(acc, seed, threshold, scalar(dropout[1], acc), starts, cols.to(tl.int64)[None, :], DROPOUT)
     if residual is not None:
         p_residual = residual[0] + offsets(residual[1], z0, z1, rows, cols)
         acc += tl.load(p_residual, mask=inside, other=0.0).to(acc.dtype)

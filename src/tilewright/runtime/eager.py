@@ -77,8 +77,8 @@ class Entry:
     """
 
     __slots__ = (
-        "_args", "_descriptors", "_function", "_grid", "_kernel", "_nested", "_nested_at", "_packed", "_pointers", "_run",
-        "_seed_at", "dtype", "size", "stride",
+        "_args", "_descriptors", "_function", "_grid", "_kernel", "_nested", "_nested_at", "_packed", "_pointers",
+        "_run", "_seed_at", "dtype", "size", "stride",
     )  # fmt: skip
 
     def __init__(

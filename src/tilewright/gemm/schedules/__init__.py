@@ -29,8 +29,8 @@ class Schedule(Protocol):
     def staged(self, plan: Plan, problem: Problem) -> int:
         """Bytes of shared memory that a program needs beside the slices in flight."""
 
-    def prepare(self, plan: Plan, operands: Operands) -> Call:
-        """The launch of a plan on operands."""
+    def prepare(self, plan: Plan, operands: Operands, device: Device) -> Call:
+        """The launch of a plan on operands, which lie on the device."""
 
     def signature(self, plan: Plan, problem: Problem, device: Device) -> Call:
         """The same launch over stand-ins, for offline compilation."""

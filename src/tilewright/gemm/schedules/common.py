@@ -9,10 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.gemm.operands import Operands, dropout_threshold, float_parts
+from tilewright.gemm.operands import Operands, dropout_threshold, float_parts, letter
 from tilewright.gemm.plan import Plan
 from tilewright.gemm.problem import Problem
-from tilewright.lang.activations import FORWARD
+from tilewright.lang.activations import FORWARD, FORWARD_16BIT
 from tilewright.runtime.devices import Device
 from tilewright.runtime.mode import INTERPRETED
 
@@ -20,12 +20,14 @@ from tilewright.runtime.mode import INTERPRETED
 INTERPRETED_PROGRAMS = 3
 
 
-#: where a kernel's arguments hold a, b, c, and (in a tuple: its place among the steps) bias, pre, residual, seed tensor.
+#: where a kernel's arguments hold a, b, c, and (in a tuple: place among the steps) bias, pre, residual, seed tensor.
 #: The steps are every schedule's last run-time argument, after seed and threshold.
 PLACES: tuple[int | tuple[int], ...] = (0, 1, 2, (1,), (2,), (3,), (4,))
 
 
-def steps(operands: Operands, position: int) -> tuple[tuple[Any, ...], int, int, dict[str, Any], tuple[Any, ...]]:
+def steps(
+    operands: Operands, device: Device, position: int
+) -> tuple[tuple[Any, ...], int, int, dict[str, Any], tuple[Any, ...]]:
     """The epilogue as ``lang.epilogue.finish`` takes it: (steps, seed, threshold, constexprs, what it writes).
 
     ``position`` is the place of ``steps`` among the kernel's arguments.
@@ -46,19 +48,37 @@ def steps(operands: Operands, position: int) -> tuple[tuple[Any, ...], int, int,
         dropout,
         e.custom_args or None,
     )
+    functions = FORWARD_16BIT if operands.c.dtype.itemsize == 2 else FORWARD
     constexprs = {
         "ACC": tl.float64 if acc is torch.float64 else tl.float32,
-        "PRECISION": operands.precision,
-        "ACTIVATION": None if e.activation is None else FORWARD[e.activation],
-        "DROPOUT": 0 if dropout is None else 4 if operands.b.shape[-1] % 4 == 0 else 1,
+        "PRECISION": input_precision(operands, device),
+        "ACTIVATION": None if e.activation is None else functions[e.activation],
+        "DROPOUT": 0 if dropout is None else dropout_way(e.dropout_p, operands.b.shape[-1]),
         "CUSTOM": e.custom,
     }
     writes = () if e.pre is None else ((position, 2, 0),)
     return taken, seed, threshold, constexprs, writes
 
 
+def input_precision(operands: Operands, device: Device) -> str:
+    """``lang.dot``'s PRECISION. Hopper's tf32 instruction takes B only k-major, and turning it costs more than the
+    product: there, a row-major B is split into three bfloat16 parts instead of two tf32 ones, and the six largest of
+    their products are summed (measured at 4096 cubed: 1.38 against 1.12 of cuBLAS fp32, at a lower error)."""
+    turned = operands.precision == "tf32x3" and letter(operands.b) == "n"
+    return "bf16x6" if turned and device.arch == 90 and not INTERPRETED else operands.precision
+
+
+def dropout_way(p: float, n: int) -> int:
+    """``lang.epilogue.dropped``'s DROPOUT: 16 where rows of n elements allow it, else 1 (p = 1 needs its comparison)."""
+    return 16 if n % 16 == 0 and p < 1.0 else 1
+
+
 #: steps that hold a second block beside the sum: their addresses, loaded values or random words
 HEAVY = frozenset({*FORWARD, "pre", "dropout", "residual", "custom"}) - {"relu"}
+
+
+#: steps that pass through shared memory, because they load or store beside the sum
+EXCHANGED = frozenset({"pre", "residual", "custom"})
 
 
 def is_heavy(problem: Problem) -> bool:
@@ -93,12 +113,9 @@ def resident(plan: Plan, problem: Problem, device: Device, staged: int = 0) -> i
     return max(1, min(by_memory, by_registers, device.threads_per_sm // threads, device.blocks_per_sm))
 
 
-def programs_at_once(plan: Plan, problem: Problem, a: torch.Tensor, staged: int) -> int:
-    """Programs of a persistent launch on the device of ``a``."""
-    if INTERPRETED or a.device.type != "cuda":
-        return INTERPRETED_PROGRAMS
-    device = Device.current(a.device.index)
-    return device.sms * resident(plan, problem, device, staged)
+def programs_at_once(plan: Plan, problem: Problem, device: Device, staged: int) -> int:
+    """Programs of a persistent launch on the device."""
+    return INTERPRETED_PROGRAMS if INTERPRETED else device.sms * resident(plan, problem, device, staged)
 
 
 def block_k(wanted: int, problem: Problem) -> int:
@@ -140,7 +157,8 @@ def refuses_plan(plan: Plan, problem: Problem, device: Device, staged: int = 0) 
     if needs > device.smem_per_block:
         return f"it needs {needs} bytes of shared memory and {device.title} gives a program {device.smem_per_block}"
     held = sum_registers(plan, problem, device)
-    if held > (64 if problem.precision == "tf32x3" else 128):  # tf32x3 holds its operands' parts in registers as well
+    # tf32x3 holds its operands' parts in registers as well; before Hopper, every product its operands
+    if held > (128 if problem.precision != "tf32x3" else 64 if device.has_tma else 32):
         return f"a tile of {plan.block_m}x{plan.block_n} does not fit the registers of {plan.num_warps} warps"
     if plan.split_k != 1:
         return f"the {plan.schedule} schedule does not split k"

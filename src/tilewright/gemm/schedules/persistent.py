@@ -128,27 +128,21 @@ def supports(problem: Problem, device: Device) -> str | None:
 
 def refuses(plan: Plan, problem: Problem, device: Device) -> str | None:
     """Why this plan cannot run the problem on the device, or ``None``."""
-    if why := supports(problem, device) or common.refuses_plan(plan, problem, device, staged(plan, problem)):
-        return why
-    if common.is_heavy(problem) and common.sum_registers(plan, problem, device) > 64 and plan.num_warps < 8:
-        return (
-            f"the epilogue of a {plan.block_m}x{plan.block_n} tile does not fit the registers of {plan.num_warps} warps"
-        )
-    return None
+    return supports(problem, device) or common.refuses_plan(plan, problem, device, staged(plan, problem))
 
 
 def parts_of(plan: Plan, problem: Problem) -> int:
     """Pieces that the epilogue takes a tile in, so that what it holds beside the sum fits registers and shared memory:
-    of 16,384 elements, or 8,192 with a heavy epilogue (measured offline: no spills at 128x256 with every step)."""
-    piece = 8192 if common.is_heavy(problem) else 16384
+    of 16,384 elements, or 1,024 a warp with a heavy epilogue (measured offline: no spills worth the name)."""
+    piece = 1024 * plan.num_warps if common.is_heavy(problem) else 16384
     return max(1, min(4, plan.block_m * plan.block_n // piece, plan.block_n // 32))
 
 
 def staged(plan: Plan, problem: Problem) -> int:
-    """Bytes of shared memory through which a piece of C leaves, and through which a heavy epilogue changes layout."""
+    """Bytes of shared memory through which a piece of C leaves, and through which what it loads or stores beside changes layout."""
     out = (problem.out_dtype or problem.dtype).itemsize
     piece = plan.block_m * plan.block_n // parts_of(plan, problem)
-    return piece * out * (2 if common.is_heavy(problem) else 1)
+    return piece * out * (1 if common.EXCHANGED.isdisjoint(problem.epilogue) else 2)
 
 
 #: (block_m, block_n, block_k, warps, stages) of operands of two bytes
@@ -158,6 +152,7 @@ _TILES = (
     (256, 128, 64, 8, 3),
     (128, 128, 64, 8, 4),
     (128, 128, 64, 4, 4),
+    (128, 128, 64, 4, 3),
     (128, 128, 128, 8, 3),
     (64, 256, 64, 4, 4),
     (64, 128, 64, 4, 6),
@@ -205,8 +200,8 @@ def _legal_stride(view: torch.Tensor) -> int:
     return -(-view.shape[-1] // unit) * unit
 
 
-def prepare(plan: Plan, operands: Operands) -> Call:
-    """The launch of ``plan`` on ``operands``."""
+def prepare(plan: Plan, operands: Operands, device: Device) -> Call:
+    """The launch of ``plan`` on ``operands``, which lie on ``device``."""
     a, b, c = operands.a, operands.b, operands.c
     z0, z1, m, k = a.shape
     if z0 > 1:  # one of the two batch dimensions is 1: let it be the first
@@ -224,7 +219,7 @@ def prepare(plan: Plan, operands: Operands) -> Call:
     parts = parts_of(plan, problem)
     by_descriptor = letter(c) == "n" and alignment(c) == ALIGNED
     out = _descriptor(c, bm, bn // parts, batched) if by_descriptor else c
-    steps, seed, threshold, meta, writes = common.steps(operands, position=11)
+    steps, seed, threshold, meta, writes = common.steps(operands, device, position=11)
     tiles = triton.cdiv(m, bm) * triton.cdiv(n, bn) * z1
     args = (desc_a, desc_b, out, m, n, k, z1, operands.first, c.stride(), seed, threshold, steps)
     constexprs = {
@@ -240,10 +235,10 @@ def prepare(plan: Plan, operands: Operands) -> Call:
         "STORE": "descriptor" if by_descriptor else "pointer",
         **meta,
     }
-    programs = min(tiles, common.programs_at_once(plan, problem, a, staged(plan, problem)))
+    programs = min(tiles, common.programs_at_once(plan, problem, device, staged(plan, problem)))
     return Call(persistent_kernel, (programs,), args, constexprs, plan.num_warps, plan.num_stages, (2, *writes))
 
 
 def signature(plan: Plan, problem: Problem, device: Device) -> Call:
     """The same launch over stand-ins, for offline compilation."""
-    return prepare(plan, Operands.stand_in(problem))
+    return prepare(plan, Operands.stand_in(problem), device)

@@ -179,12 +179,12 @@ def candidates(problem: Problem, device: Device) -> list[Plan]:
     return list(dict.fromkeys(plans))
 
 
-def prepare(plan: Plan, operands: Operands) -> Call:
-    """The launch of ``plan`` on ``operands``."""
+def prepare(plan: Plan, operands: Operands, device: Device) -> Call:
+    """The launch of ``plan`` on ``operands``, which lie on ``device``."""
     a, b, c = operands.a, operands.b, operands.c
     z0, z1, m, k = a.shape
     n = b.shape[-1]
-    steps, seed, threshold, meta, writes = common.steps(operands, position=13)
+    steps, seed, threshold, meta, writes = common.steps(operands, device, position=13)
     tiles = triton.cdiv(m, plan.block_m) * triton.cdiv(n, plan.block_n)
     args = (a, b, c, m, n, k, operands.first, z1, a.stride(), b.stride(), c.stride(), seed, threshold, steps)
     constexprs = {
@@ -202,4 +202,4 @@ def prepare(plan: Plan, operands: Operands) -> Call:
 
 def signature(plan: Plan, problem: Problem, device: Device) -> Call:
     """The same launch over stand-ins, for offline compilation."""
-    return prepare(plan, Operands.stand_in(problem))
+    return prepare(plan, Operands.stand_in(problem), device)
