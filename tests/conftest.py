@@ -32,6 +32,11 @@ _NEEDS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # NaN and infinity are part of these tests; numpy, in which the interpreter computes, remarks on each
+    config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
+    config.addinivalue_line(
+        "filterwarnings", "ignore:Conversion of an array:DeprecationWarning:triton.runtime.interpreter"
+    )
     config.addinivalue_line("markers", "kernels: needs Triton kernels, compiled or interpreted")
 
 
@@ -57,6 +62,9 @@ def recycled_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.path.parent.name not in _PRODUCTS:
         yield
         return
+    if GPU:  # what does not ask torch for its memory gets it recycled
+        blocks = [torch.full((size,), float("nan"), device=DEVICE) for size in [2**17] * 8 + [2**22]]
+        del blocks
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with warnings.catch_warnings():

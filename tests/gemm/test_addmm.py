@@ -29,7 +29,9 @@ def test_dtypes(dtype):
 
 def test_input_is_scaled_before_anything_is_rounded():
     """257 is no bfloat16: a beta * input that is rounded before the sum is 256 or 258."""
-    x, a, b = (torch.full(s, v, dtype=torch.bfloat16, device=DEVICE) for s, v in [((2, 3), 1), ((2, 1), -1), ((1, 3), 256)])
+    x, a, b = (
+        torch.full(s, v, dtype=torch.bfloat16, device=DEVICE) for s, v in [((2, 3), 1), ((2, 1), -1), ((1, 3), 256)]
+    )
     assert_exact(tw.addmm(x, a, b, beta=257), torch.ones(2, 3))
 
 

@@ -78,7 +78,25 @@ def test_every_activation(activation, dtype):
         assert bool(((got.cpu().double() - e).abs() <= allowed).all())
 
 
-POINTS = [-math.inf, -100.0, -30.0, -3.0, -1.0, -0.5, -1e-4, -0.0, 0.0, 1e-4, 0.5, 1.0, 3.0, 30.0, 100.0, math.inf, math.nan]
+POINTS = [
+    -math.inf,
+    -100.0,
+    -30.0,
+    -3.0,
+    -1.0,
+    -0.5,
+    -1e-4,
+    -0.0,
+    0.0,
+    1e-4,
+    0.5,
+    1.0,
+    3.0,
+    30.0,
+    100.0,
+    math.inf,
+    math.nan,
+]
 
 
 @pytest.mark.parametrize("activation", [a for a in ACTIVATIONS if a])
@@ -179,7 +197,12 @@ def test_gradients_have_their_operands_dtype():
     bias = integers(N, dtype=torch.float16).requires_grad_()
     residual = integers(M, N, dtype=torch.float64).requires_grad_()
     tw.matmul(a, b, bias=bias, residual=residual, activation="relu", out_dtype=torch.float32).sum().backward()
-    assert [t.grad.dtype for t in (a, b, bias, residual)] == [torch.bfloat16, torch.float32, torch.float16, torch.float64]
+    assert [t.grad.dtype for t in (a, b, bias, residual)] == [
+        torch.bfloat16,
+        torch.float32,
+        torch.float16,
+        torch.float64,
+    ]
 
 
 def test_a_bias_gradient_is_summed_in_float32():

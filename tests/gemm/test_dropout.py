@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tilewright as tw
-from support import DEVICE, LAYOUTS, assert_exact, finished, integers, kept, laid, name_of
+from support import DEVICE, LAYOUTS, assert_exact, finished, integers, kept, laid, name_of, oracle
 from tilewright.gemm import planner
 
 SEEDS = [0, 1, -1, 2**31, 2**32 + 5, 2**63 - 1, -(2**63)]
@@ -26,9 +26,9 @@ def drawn(*shape, **options):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("shape", [(5, 24), (5, 7), (1, 1), (33, 65), (3, 5, 8), (2, 3, 5, 6)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 48), (5, 7), (1, 1), (33, 65), (3, 5, 16), (2, 3, 5, 6)], ids=str)
 def test_the_mask_is_the_documented_one(shape, seed):
-    """Rows that start on a multiple of 4 (n = 24, 8) and rows that do not take different paths to the same mask."""
+    """Rows that start on a multiple of 16 (n = 48) and rows that do not take different paths to the same mask."""
     assert_exact(drawn(*shape, dropout_p=0.5, seed=seed), 2.0 * kept(shape, 0.5, seed))
 
 
@@ -38,6 +38,14 @@ def test_the_kept_share_and_the_scale(p):
     expected = finished(torch.ones(64, 64), dropout_p=p, seed=5)
     assert_exact(result, expected)
     assert abs(float((result != 0).float().mean()) - (1 - p)) < 4 * math.sqrt(p * (1 - p) / 4096) + 1e-9
+
+
+@pytest.mark.parametrize("n", [16, 32, 24, 21])
+@pytest.mark.parametrize("p", [0.5, 0.75])
+def test_the_mask_does_not_know_the_values(p, n):
+    a, b = integers(17, 40, seed=1), integers(40, n, seed=2)
+    options = dict(dropout_p=p, seed=2**31 + 7, alpha=-0.5)
+    assert_exact(tw.matmul(a, b, **options), oracle(a, b, **options))
 
 
 def test_the_ends_of_p():
@@ -52,7 +60,7 @@ def test_the_ends_of_p():
 
 
 @pytest.mark.parametrize("how", LAYOUTS)
-@pytest.mark.parametrize("n", [24, 21])
+@pytest.mark.parametrize("n", [48, 21])
 def test_the_mask_does_not_know_the_layout(how, n):
     a, b = ones(3, 17, n)
     a, out = laid(a, how), laid(torch.zeros(3, 17, n, device=DEVICE), how)
@@ -61,7 +69,7 @@ def test_the_mask_does_not_know_the_layout(how, n):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("n", [40, 38])
+@pytest.mark.parametrize("n", [48, 38])
 def test_the_mask_does_not_know_the_plan(n):
     a, b = ones(40, n, dtype=torch.bfloat16)
     a, b = a.expand(40, 16).contiguous() / 16, b.expand(16, n).contiguous()
@@ -94,7 +102,7 @@ def test_without_a_seed_torchs_generator_decides():
 
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
-@pytest.mark.parametrize("n", [24, 21])
+@pytest.mark.parametrize("n", [48, 21])
 def test_the_backward_draws_the_mask_of_the_forward(seed, dtype, n):
     a = torch.eye(n, dtype=dtype, device=DEVICE)[:17]
     b = torch.ones(n, n, dtype=dtype, device=DEVICE, requires_grad=True)

@@ -24,11 +24,16 @@ POINTS = [
 @pytest.mark.parametrize("activation", NAMES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_every_activation_is_within_twice_pytorchs_error(activation, dtype):
-    a, b, bias = normals(33, 24, dtype=dtype, seed=1), normals(24, 40, dtype=dtype, seed=2), normals(40, dtype=dtype, seed=3)
+    a, b, bias = (
+        normals(33, 24, dtype=dtype, seed=1),
+        normals(24, 40, dtype=dtype, seed=2),
+        normals(40, dtype=dtype, seed=3),
+    )
     options = dict(activation=activation, bias=bias, alpha=0.5)
     assert_near(tw.matmul(a, b, **options), a, b, **options)
 
 
+@pytest.mark.kernels  # the composition is torch's own, whose float32 gelu of infinity differs from its float64
 @pytest.mark.parametrize("activation", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
 def test_values_at_the_ends_and_around_zero(activation, dtype):
@@ -37,7 +42,13 @@ def test_values_at_the_ends_and_around_zero(activation, dtype):
     got = tw.matmul(x[:, None], torch.ones(1, 3, dtype=dtype, device=DEVICE), activation=activation)
     expected = ACTIVATIONS[activation](x.cpu().double())
     eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(got.cpu().double(), expected[:, None].expand(-1, 3).to(dtype).double(), rtol=8 * eps, atol=2 * eps, equal_nan=True)
+    torch.testing.assert_close(
+        got.cpu().double(),
+        expected[:, None].expand(-1, 3).to(dtype).double(),
+        rtol=8 * eps,
+        atol=2 * eps,
+        equal_nan=True,
+    )
 
 
 STEPS = {
@@ -148,13 +159,16 @@ def test_a_callers_function_gets_the_indices_of_the_element():
 def test_two_functions_of_one_name_are_two_functions():
     def make(constant):
         if constant == 1:
+
             @triton.jit
             def shift(acc, rows, cols, m, n, args):
                 return acc + 1.0
         else:
+
             @triton.jit
             def shift(acc, rows, cols, m, n, args):
                 return acc + 2.0
+
         return shift
 
     a, b = integers(17, 16, seed=1), integers(16, 20, seed=2)

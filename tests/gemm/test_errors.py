@@ -97,7 +97,9 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("function", "args", "options", "kind", "named"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+@pytest.mark.parametrize(
+    ("function", "args", "options", "kind", "named"), [b[1:] for b in BAD], ids=[b[0] for b in BAD]
+)
 def test_one_line_that_names_the_argument(function, args, options, kind, named):
     before = [t.clone() for t in args if isinstance(t, torch.Tensor) and t.device.type != "meta" and not t.is_sparse]
     with pytest.raises(kind) as error:
@@ -156,7 +158,9 @@ def test_a_residual_may_be_out_itself():
 
 
 def test_out_and_a_gradient():
-    with pytest.raises(ValueError, match=r"^tilewright\.matmul: out is given; it must be None where a gradient is wanted"):
+    with pytest.raises(
+        ValueError, match=r"^tilewright\.matmul: out is given; it must be None where a gradient is wanted"
+    ):
         tw.matmul(A.clone().requires_grad_(), B, out=torch.zeros(5, 7, device=DEVICE))
     with pytest.raises(ValueError, match=r"^tilewright\.matmul: out is given"):
         tw.matmul(A, B, out=torch.zeros(5, 7, device=DEVICE, requires_grad=True))

@@ -27,11 +27,15 @@ def test_opcheck(how, grad):
     torch.library.opcheck(ops.matmul, arguments(a, b))
     torch.library.opcheck(
         ops.matmul,
-        arguments(a, b, bias=bias, residual=residual, activation="gelu", alpha=0.5, dropout_p=0.5, seed=3, keep_pre=grad),
+        arguments(
+            a, b, bias=bias, residual=residual, activation="gelu", alpha=0.5, dropout_p=0.5, seed=3, keep_pre=grad
+        ),
     )
 
 
-@pytest.mark.parametrize("shapes", [((2, 5, 8), (8, 6)), ((2, 5, 8), (2, 8, 6)), ((0, 8), (8, 6)), ((3, 1, 5, 8), (2, 8, 6))], ids=str)
+@pytest.mark.parametrize(
+    "shapes", [((2, 5, 8), (8, 6)), ((2, 5, 8), (2, 8, 6)), ((0, 8), (8, 6)), ((3, 1, 5, 8), (2, 8, 6))], ids=str
+)
 def test_opcheck_of_batches(shapes):
     a, b = (normals(*s, seed=i).requires_grad_() for i, s in enumerate(shapes))
     torch.library.opcheck(ops.matmul, arguments(a, b))
@@ -66,7 +70,9 @@ def test_gradgradcheck(activation):
     assert torch.autograd.gradgradcheck(f, doubles((3, 4), (4, 2), (2,), (3, 2)), fast_mode=True)
 
 
-@pytest.mark.parametrize("shapes", [((2, 3, 4), (4, 2)), ((2, 3, 4), (2, 4, 2)), ((4,), (4, 2)), ((3, 4), (4,))], ids=str)
+@pytest.mark.parametrize(
+    "shapes", [((2, 3, 4), (4, 2)), ((2, 3, 4), (2, 4, 2)), ((4,), (4, 2)), ((3, 4), (4,))], ids=str
+)
 def test_gradcheck_of_batches_and_vectors(shapes):
     assert torch.autograd.gradcheck(tw.matmul, doubles(*shapes), fast_mode=True)
     assert torch.autograd.gradgradcheck(tw.matmul, doubles(*shapes), fast_mode=True)
@@ -159,7 +165,12 @@ def test_the_result_is_contiguous_and_so_is_its_fake(how):
     real = tw.matmul(a, b)
     with FakeTensorMode() as mode:
         fake = tw.matmul(mode.from_tensor(a), mode.from_tensor(b))
-    assert real.is_contiguous() and fake.stride() == real.stride() and fake.shape == real.shape and fake.dtype is real.dtype
+    assert (
+        real.is_contiguous()
+        and fake.stride() == real.stride()
+        and fake.shape == real.shape
+        and fake.dtype is real.dtype
+    )
 
 
 def test_meta_tensors_give_shapes():

@@ -27,7 +27,11 @@ def test_a_weight_of_one_dimension():
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("activation", [None, "gelu", "silu"])
 def test_error_is_within_twice_pytorchs(dtype, activation):
-    x, w, bias = normals(37, 72, dtype=dtype, seed=1), normals(48, 72, dtype=dtype, seed=2), normals(48, dtype=dtype, seed=3)
+    x, w, bias = (
+        normals(37, 72, dtype=dtype, seed=1),
+        normals(48, 72, dtype=dtype, seed=2),
+        normals(48, dtype=dtype, seed=3),
+    )
     result = tw.linear(x, w, bias, activation=activation)
     assert_near(result, x, w.t(), bias=bias, activation=activation)
 

@@ -184,7 +184,9 @@ def test_batch_invariant_rows_do_not_depend_on_their_number(dtype):
     assert_near(whole, a, b)
     for m in (1, 2, 17, 64):
         assert torch.equal(tw.matmul(a[:m], b, batch_invariant=True, out_dtype=torch.float32), whole[:m]), m
-    assert torch.equal(tw.matmul(a.view(3, 50, 200), b, batch_invariant=True, out_dtype=torch.float32).flatten(0, 1), whole)
+    assert torch.equal(
+        tw.matmul(a.view(3, 50, 200), b, batch_invariant=True, out_dtype=torch.float32).flatten(0, 1), whole
+    )
 
 
 def test_inputs_are_left_alone():

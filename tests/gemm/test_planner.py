@@ -72,7 +72,9 @@ def test_a_smaller_device_gets_smaller_plans():
     refused = [p for p in large if SCHEDULES[p.schedule].refuses(p, problem, TINY)]
     assert refused
     for plan in refused:
-        with pytest.raises(ValueError, match=r"^tilewright\.plan: plan is '.*', which cannot run .* on a tiny Ampere: "):
+        with pytest.raises(
+            ValueError, match=r"^tilewright\.plan: plan is '.*', which cannot run .* on a tiny Ampere: "
+        ):
             planner.check(plan, problem, TINY)
 
 
@@ -98,7 +100,8 @@ def test_a_plan_does_not_depend_on_what_was_planned_before(monkeypatch):
 def test_batch_invariance_ignores_the_number_of_rows(dtype, device):
     shapes = [(m, batch) for m in (1, 2, 15, 16, 17, 100, 1000, 8192) for batch in (1, 7)]
     invariant = {
-        tw.plan(tw.Problem(m, 4096, 4096, batch=batch, dtype=dtype, batch_invariant=True), device) for m, batch in shapes
+        tw.plan(tw.Problem(m, 4096, 4096, batch=batch, dtype=dtype, batch_invariant=True), device)
+        for m, batch in shapes
     }
     assert len(invariant) == 1
     assert len({tw.plan(tw.Problem(m, 4096, 4096, batch=batch, dtype=dtype), device) for m, batch in shapes}) > 1

@@ -106,6 +106,7 @@ def test_an_epilogue_in_pieces():
     problem = tw.Problem.of(a, b, **{k: v for k, v in options.items() if k != "seed"})
     tried = set()
     for plan in (
+        tw.Plan("persistent", 64, 64, 64, num_warps=4, num_stages=3),
         tw.Plan("persistent", 64, 128, 64, num_warps=4, num_stages=3),
         tw.Plan("persistent", 128, 128, 64, num_warps=8, num_stages=3),
         tw.Plan("persistent", 128, 256, 64, num_warps=8, num_stages=2),

@@ -63,7 +63,10 @@ def test_any_plan(data):
     """A plan that is refused says why; one that is not is exact."""
     m, n, k = (data.draw(st.integers(1, 70), name) for name in "mnk")
     dtype = data.draw(st.sampled_from(DTYPES))
-    a, b = (laid(integers(*s, dtype=dtype, seed=i), data.draw(st.sampled_from(LAYOUTS))) for i, s in enumerate([(m, k), (k, n)]))
+    a, b = (
+        laid(integers(*s, dtype=dtype, seed=i), data.draw(st.sampled_from(LAYOUTS)))
+        for i, s in enumerate([(m, k), (k, n)])
+    )
     block = st.sampled_from([16, 32, 64])
     plan = tw.Plan(
         data.draw(st.sampled_from(["tile", "persistent"])),

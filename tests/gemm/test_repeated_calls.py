@@ -26,7 +26,16 @@ def test_new_values_new_memory(dtype):
 
 
 def test_one_row_more_one_column_less():
-    sizes = [(33, 24, 40), (34, 24, 40), (33, 16, 40), (33, 24, 48), (1, 24, 40), (64, 24, 40), (33, 1, 40), (33, 24, 1)]
+    sizes = [
+        (33, 24, 40),
+        (34, 24, 40),
+        (33, 16, 40),
+        (33, 24, 48),
+        (1, 24, 40),
+        (64, 24, 40),
+        (33, 1, 40),
+        (33, 24, 1),
+    ]
     twice([{}] * len(sizes), *(operands(*s) for s in sizes))
 
 
@@ -73,7 +82,7 @@ def test_numbers_change():
     a, b = operands()
     twice([{"alpha": x} for x in (1.0, 2.0, 0.5, 0.0, 1.0, -1.0)], *[(a, b)] * 6)
     twice([{"seed": s} for s in (16, 5, 1, 2, 0, -1, 2**40, 32, 7)], *[(a, b)] * 9, dropout_p=0.5)
-    twice([{"dropout_p": p} for p in (0.5, 0.25, 0.0, 1.0, 0.5)], *[(a, b)] * 5, seed=3, out_dtype=torch.float64)
+    twice([{"dropout_p": p} for p in (0.5, 0.75, 0.0, 1.0, 0.5)], *[(a, b)] * 5, seed=3, out_dtype=torch.float32)
 
 
 def test_every_row_count_after_every_other():
@@ -144,7 +153,7 @@ def test_parameters_and_vmap():
     try:
         mapped = torch.func.vmap(lambda x: tw.matmul(x, b))(a)
     except RuntimeError as error:  # an operation without a batching rule says so
-        assert "batching rule" in str(error) or "vmap" in str(error)
+        assert "atching rule" in str(error)
     else:
         assert_exact(mapped, oracle(a, b))
 

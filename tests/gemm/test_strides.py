@@ -97,7 +97,12 @@ def test_a_residual_lies_in_any_way(how):
 
 @pytest.mark.parametrize(
     "bias",
-    [integers(48, seed=3)[::2], integers(25, seed=3)[1:], integers(1, seed=3).expand(24), integers(24, 5, seed=3)[:, 2]],
+    [
+        integers(48, seed=3)[::2],
+        integers(25, seed=3)[1:],
+        integers(1, seed=3).expand(24),
+        integers(24, 5, seed=3)[:, 2],
+    ],
     ids=["every_other", "offset", "expanded", "column"],
 )
 def test_a_bias_lies_in_any_way(bias):

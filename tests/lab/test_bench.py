@@ -100,7 +100,7 @@ def test_host_rows_have_no_device_figures(run):
 
 
 def test_planner_rows_record_every_candidate_and_the_regret(run):
-    suite = tiny("planner", [{"op": "matmul", "m": 16, "n": 16, "k": 16}], dtype="float32")
+    suite = tiny("planner", [{"op": "matmul", "m": 32, "n": 32, "k": 16}], dtype="float32")
     found = run(suite, FakeTimer(ours=10.0, peer=8.0))
     assert found["failed"] == []
     (row,) = found["rows"]
@@ -116,7 +116,7 @@ def test_the_regret_of_a_bad_pick_is_that_of_a_fair_comparison(run):
         def rank(self, sides, sets):
             return super().rank(sides, sets)[::-1]
 
-    suite = tiny("planner", [{"op": "matmul", "m": 16, "n": 16, "k": 16}], dtype="float32")
+    suite = tiny("planner", [{"op": "matmul", "m": 32, "n": 32, "k": 16}], dtype="float32")
     found = run(suite, Backwards(ours=10.0, peer=8.0))
     (row,) = found["rows"]
     assert row["best_plan"] != row["plan"]

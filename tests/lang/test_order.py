@@ -35,7 +35,10 @@ def test_every_tile_once_in_bands(tiles, group, order):
     tiles_m, tiles_n = tiles
     outer, inner = (tiles_m, tiles_n) if order == "m" else (tiles_n, tiles_m)
     expected = [
-        (o, i) for first in range(0, outer, group) for i in range(inner) for o in range(first, min(first + group, outer))
+        (o, i)
+        for first in range(0, outer, group)
+        for i in range(inner)
+        for o in range(first, min(first + group, outer))
     ]
     if order == "n":
         expected = [(o, i) for i, o in expected]

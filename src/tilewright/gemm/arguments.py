@@ -126,7 +126,12 @@ def _dense(t: torch.Tensor) -> bool:
 def cast(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both operands in one dtype: autocast's where it is on (float64 stays, as in torch), else the promoted one."""
     kind = a.device.type
-    if torch.is_autocast_enabled(kind) and a.dtype is not torch.float64 and b.dtype is not torch.float64:
+    if (
+        kind != "meta"
+        and torch.is_autocast_enabled(kind)
+        and a.dtype is not torch.float64
+        and b.dtype is not torch.float64
+    ):
         dtype = torch.get_autocast_dtype(kind)
     elif a.dtype is b.dtype:
         return a, b

@@ -39,7 +39,7 @@ def _matmul(
     key = seed if seed_tensor is None else seed_tensor
     _check_runs(custom, a.device)
     if not runs_kernels(a.device):
-        out, pre = reference.product(a, b, bias, residual, activation, alpha, dropout_p, key)
+        out, pre = reference.product(a, b, bias, residual, activation, alpha, dropout_p, key, batch_invariant)
         return _fresh(out, out_dtype), _fresh(pre, out_dtype) if keep_pre else a.new_empty(0, dtype=out_dtype)
     out = a.new_empty(shape, dtype=out_dtype)
     pre = a.new_empty(shape if keep_pre else (0,), dtype=out_dtype)
@@ -85,7 +85,7 @@ def _matmul_out(
     key = seed if seed_tensor is None else seed_tensor
     _check_runs(custom, a.device)
     if not runs_kernels(a.device):
-        out.copy_(reference.product(a, b, bias, residual, activation, alpha, dropout_p, key)[0])
+        out.copy_(reference.product(a, b, bias, residual, activation, alpha, dropout_p, key, batch_invariant)[0])
         return
     epilogue = Epilogue(
         alpha, bias, None, activation, dropout_p, key, residual,
@@ -114,7 +114,7 @@ def epilogue_backward_kernel(p_grad, p_pre, p_out, rows, n, stride_row, stride_c
     if DROPOUT != 0:
         if p_seed is not None:
             seed = tl.load(p_seed)
-        seed, threshold = seed.to(tl.int64), threshold.to(tl.int64)
+        seed, threshold = seed.to(tl.int64) + tl.zeros((), tl.int64), threshold.to(tl.int64) + tl.zeros((), tl.int64)
         grad = dropped(grad, seed, threshold, scalar(scale, grad), row[:, None] * n, col[None, :], DROPOUT)
     at = row[:, None] * n + col[None, :]
     if DERIVATIVE is not None:
@@ -168,12 +168,7 @@ def _composed(
     grad = reference.dropout(grad, dropout_p, seed)
     if activation is None or pre is None:
         return grad
-    with torch.enable_grad():
-        if not pre.requires_grad:
-            pre = pre.detach().requires_grad_()
-        y = reference.activate(pre, activation)
-        (slope,) = torch.autograd.grad(y, pre, torch.ones_like(y), create_graph=True)
-    return grad * slope
+    return reference.activate_backward(grad, pre, activation)
 
 
 epilogue_backward = define(

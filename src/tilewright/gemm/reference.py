@@ -64,12 +64,38 @@ def activate(x: torch.Tensor, activation: str | None) -> torch.Tensor:
     return _SIMPLE[activation](x)
 
 
+def activate_backward(grad: torch.Tensor, x: torch.Tensor, activation: str) -> torch.Tensor:
+    """``grad`` times the activation's derivative at ``x``, by operations that can be differentiated again."""
+    aten = torch.ops.aten
+    if activation in ("gelu", "gelu_tanh"):
+        result = aten.gelu_backward(grad, x, approximate="none" if activation == "gelu" else "tanh")
+    elif activation == "silu":
+        result = aten.silu_backward(grad, x)
+    elif activation == "sigmoid":
+        result = aten.sigmoid_backward(grad, torch.sigmoid(x))
+    elif activation == "tanh":
+        result = aten.tanh_backward(grad, torch.tanh(x))
+    else:
+        result = aten.threshold_backward(grad if activation == "relu" else 2 * grad * x, x, 0)
+    return result  # type: ignore[no-any-return]
+
+
 def dropout(x: torch.Tensor, p: float, seed: int | torch.Tensor) -> torch.Tensor:
     """``x`` with elements zeroed with probability p by the mask of ``seed``, the others divided by 1 - p."""
     if p == 0.0:
         return x
     scale = 0.0 if p >= 1.0 else 1.0 / (1.0 - p)
     return torch.where(keep_mask(tuple(x.shape), p, seed, x.device), x * scale, torch.zeros_like(x))
+
+
+def _row_by_row(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``torch.matmul``, which sums a row in an order that depends on how many there are, of one row at a time."""
+    if a.shape[-2] == 0 or a.numel() == 0:
+        return torch.matmul(a, b)
+    if b.ndim == 2:
+        rows = [torch.matmul(row, b) for row in a.reshape(-1, 1, a.shape[-1])]
+        return torch.cat(rows).reshape(*a.shape[:-1], b.shape[-1])
+    return torch.cat([torch.matmul(a[..., i : i + 1, :], b) for i in range(a.shape[-2])], -2)
 
 
 def product(
@@ -81,10 +107,11 @@ def product(
     alpha: float,
     dropout_p: float,
     seed: int | torch.Tensor,
+    batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(result, value before the activation), unrounded: float64 for float64 operands, else float32."""
     wide = torch.float64 if a.dtype is torch.float64 else torch.float32
-    pre = torch.matmul(a.to(wide), b.to(wide))
+    pre = (_row_by_row if batch_invariant else torch.matmul)(a.to(wide), b.to(wide))
     if alpha != 1.0:
         pre = pre * alpha
     if bias is not None:

@@ -65,8 +65,9 @@ def finish(acc, z, z0, z1, rows, cols, m, n, seed, threshold, steps, ACTIVATION:
     if DROPOUT != 0:
         if dropout[0] is not None:
             seed = tl.load(dropout[0])
-        # both are 64-bit by their annotation; Triton 3.9's interpreter does not heed it
-        seed, threshold = seed.to(tl.int64), threshold.to(tl.int64)
+        # both are 64-bit by their annotation; the interpreter does not heed it, and calls 32 bits without a sign an
+        # int64 from 2^31 on, which only arithmetic mends
+        seed, threshold = seed.to(tl.int64) + tl.zeros((), tl.int64), threshold.to(tl.int64) + tl.zeros((), tl.int64)
         starts = (z.to(tl.int64) * m + rows.to(tl.int64)[:, None]) * n
         acc = dropped(acc, seed, threshold, scalar(dropout[1], acc), starts, cols.to(tl.int64)[None, :], DROPOUT)
     if residual is not None:

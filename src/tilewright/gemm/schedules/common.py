@@ -69,7 +69,7 @@ def input_precision(operands: Operands, device: Device) -> str:
 
 
 def dropout_way(p: float, n: int) -> int:
-    """``lang.epilogue.dropped``'s DROPOUT: 16 where rows of n elements allow it, else 1 (p = 1 needs its comparison)."""
+    """``lang.epilogue.dropped``'s DROPOUT: 16 where rows of n elements allow it, else 1 (as for p = 1)."""
     return 16 if n % 16 == 0 and p < 1.0 else 1
 
 
@@ -101,6 +101,16 @@ def sum_registers(plan: Plan, problem: Problem, device: Device) -> int:
     """Registers of a thread that hold its share of the sum."""
     words = 2 if problem.dtype is torch.float64 else 1
     return words * plan.block_m * plan.block_n // (device.warp_size * plan.num_warps)
+
+
+def most_sum_registers(problem: Problem, device: Device) -> int:
+    """How many registers the sum may take before what else a thread holds spills (seen in compiled candidates)."""
+    asynchronous = device.has_tma  # products read shared memory themselves; before Hopper, through registers
+    if problem.dtype is torch.float32:
+        if problem.precision == "tf32x3":  # each operand's parts
+            return 64 if asynchronous else 32
+        return 128 if problem.precision == "tf32" and asynchronous else 64
+    return 128 if asynchronous or problem.layout[0] == "n" else 64
 
 
 def resident(plan: Plan, problem: Problem, device: Device, staged: int = 0) -> int:
@@ -157,8 +167,7 @@ def refuses_plan(plan: Plan, problem: Problem, device: Device, staged: int = 0) 
     if needs > device.smem_per_block:
         return f"it needs {needs} bytes of shared memory and {device.title} gives a program {device.smem_per_block}"
     held = sum_registers(plan, problem, device)
-    # tf32x3 holds its operands' parts in registers as well; before Hopper, every product its operands
-    if held > (128 if problem.precision != "tf32x3" else 64 if device.has_tma else 32):
+    if held > most_sum_registers(problem, device):
         return f"a tile of {plan.block_m}x{plan.block_n} does not fit the registers of {plan.num_warps} warps"
     if plan.split_k != 1:
         return f"the {plan.schedule} schedule does not split k"

@@ -139,7 +139,7 @@ def parts_of(plan: Plan, problem: Problem) -> int:
 
 
 def staged(plan: Plan, problem: Problem) -> int:
-    """Bytes of shared memory through which a piece of C leaves, and through which what it loads or stores beside changes layout."""
+    """Bytes of shared memory through which a piece of C leaves, and what it loads or stores beside changes layout."""
     out = (problem.out_dtype or problem.dtype).itemsize
     piece = plan.block_m * plan.block_n // parts_of(plan, problem)
     return piece * out * (1 if common.EXCHANGED.isdisjoint(problem.epilogue) else 2)
