@@ -69,8 +69,9 @@ def activate_backward(grad: torch.Tensor, x: torch.Tensor, activation: str) -> t
     aten = torch.ops.aten
     if activation in ("gelu", "gelu_tanh"):
         result = aten.gelu_backward(grad, x, approximate="none" if activation == "gelu" else "tanh")
-    elif activation == "silu":
-        result = aten.silu_backward(grad, x)
+    elif activation == "silu":  # silu_backward itself has no derivative
+        s = torch.sigmoid(x)
+        result = grad * (s * (1 + x * (1 - s)))
     elif activation == "sigmoid":
         result = aten.sigmoid_backward(grad, torch.sigmoid(x))
     elif activation == "tanh":

@@ -34,7 +34,12 @@ def slug(device: str) -> str:
 
 
 def commit() -> str:
-    """The source's short commit, with "+changes" when files differ from it; "unknown" outside a checkout."""
+    """The source's short commit, with "+changes" when files differ from it; "unknown" outside a checkout.
+
+    ``TILEWRIGHT_COMMIT`` names it where the source was copied without its history (to a machine with a GPU, say).
+    """
+    if named := os.environ.get("TILEWRIGHT_COMMIT"):
+        return named
     here = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:
