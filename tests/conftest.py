@@ -1,4 +1,4 @@
-"""What every test shares: which device runs it, which tests can run here, and memory that is NaN until it is written."""
+"""What every test shares: the device that runs it, which tests can run here, and memory that is NaN until written."""
 
 from __future__ import annotations
 

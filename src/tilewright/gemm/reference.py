@@ -91,12 +91,12 @@ def dropout(x: torch.Tensor, p: float, seed: int | torch.Tensor) -> torch.Tensor
 
 def _row_by_row(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``torch.matmul``, which sums a row in an order that depends on how many there are, of one row at a time."""
-    if a.shape[-2] == 0 or a.numel() == 0:
+    shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    if 0 in shape:
         return torch.matmul(a, b)
-    if b.ndim == 2:
-        rows = [torch.matmul(row, b) for row in a.reshape(-1, 1, a.shape[-1])]
-        return torch.cat(rows).reshape(*a.shape[:-1], b.shape[-1])
-    return torch.cat([torch.matmul(a[..., i : i + 1, :], b) for i in range(a.shape[-2])], -2)
+    a = a.expand(*shape[:-1], a.shape[-1]).reshape(-1, *a.shape[-2:])
+    b = b.expand(*shape[:-2], *b.shape[-2:]).flatten(0, -3) if b.ndim > 2 else b.expand(len(a), *b.shape)
+    return torch.cat([row[None] @ bz for az, bz in zip(a, b, strict=True) for row in az]).reshape(shape)
 
 
 def product(

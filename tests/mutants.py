@@ -1,0 +1,1 @@
+"""Break one line at a time and require the tests to notice."""

@@ -1,0 +1,1 @@
+"""Every mutation still names text that exists, and tests that exist."""
