@@ -259,10 +259,17 @@ class _Product(torch.autograd.Function):
 
 
 def call(*inputs: Any) -> torch.Tensor:
-    """``matmul``'s first result, by the shortest way that sees all who have to see it."""
+    """``matmul``'s first result, by the shortest way that sees all who have to see it.
+
+    The transforms of ``torch.func`` look into no custom operation: they get the composition.
+    """
     a, b, bias, residual = inputs[:4]
     out: torch.Tensor
-    if a.is_cuda and shortcut.allowed() and all(t is None or type(t) in shortcut.PLAIN for t in inputs[:4]):
+    if shortcut.transformed() and inputs[12] is None:
+        seed_tensor, activation, alpha, dropout_p, seed = inputs[4:9]
+        key = seed if seed_tensor is None else seed_tensor
+        out = reference.product(a, b, bias, residual, activation, alpha, dropout_p, key)[0].to(inputs[14])
+    elif a.is_cuda and shortcut.allowed() and all(t is None or type(t) in shortcut.PLAIN for t in inputs[:4]):
         if shortcut.wants_grad(a, b, bias, residual):
             out = _Product.apply(*inputs)[0]
         else:

@@ -29,6 +29,7 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _current_device = getattr(torch._C, "_cuda_getDevice", None)
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
 _compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
@@ -40,10 +41,11 @@ _empty: Callable[..., torch.Tensor] | None = getattr(torch._C._dynamo.guards, "_
 def allowed() -> bool:
     """Whether nothing that watches, traces or casts operations is on, so that a launch may skip the dispatcher."""
     return not (
-        hooked()
-        or _compiling()
+        _compiling()  # first: a tracer need not look into the others
+        or hooked()
         or _dispatch_modes()
         or _function_modes()
+        or transformed()
         or _autocast("cuda")
         or forward_ad._current_level >= 0
     )
@@ -57,6 +59,11 @@ def hooked() -> bool:
         or knobs.runtime.launch_enter_hook.calls
         or knobs.runtime.launch_exit_hook.calls
     )
+
+
+def transformed() -> bool:
+    """Whether a transform of ``torch.func`` is on, whose tensors have no memory of their own."""
+    return not _compiling() and _transforms() is not None
 
 
 def wants_grad(*tensors: torch.Tensor | None) -> bool:
