@@ -254,9 +254,10 @@ def assert_near(
         allowed = allowed + 3 * 2**-22 * scale * torch.matmul(a64.square(), b64.square()).sqrt()
     off = (got - expected).abs()
     worst = int((off - allowed).argmax()) if off.numel() else 0
+    worst_allowed = float(torch.as_tensor(allowed).expand_as(off).flatten()[worst]) if off.numel() else 0.0
     assert bool((off <= allowed).all()), (
         f"{int((off > allowed).sum())} of {off.numel()} elements are off; the worst, at {worst}, by "
-        f"{float(off.flatten()[worst]):.3e} where {float(torch.as_tensor(allowed).expand_as(off).flatten()[worst]):.3e} is allowed"
+        f"{float(off.flatten()[worst]):.3e} where {worst_allowed:.3e} is allowed"
     )
 
 

@@ -56,7 +56,7 @@ def test_the_setting_only_concerns_float32():
 
 @pytest.mark.kernels
 def test_tf32_rounds_to_nearest():
-    """The tensor core drops bits; rounding first removes the bias towards zero: 1 + 3 * 2^-12 is nearer to 1 + 2^-10."""
+    """The tensor core drops bits; rounding first removes that bias: 1 + 3 * 2^-12 is nearer to 1 + 2^-10 than to 1."""
     a, b = operands()
     a.fill_(1 + 3 * 2.0**-12)
     assert set(tw.matmul(a, b, precision="tf32").unique().tolist()) == {1 + 2.0**-10}

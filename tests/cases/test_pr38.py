@@ -1,5 +1,5 @@
-"""No GPU, no compiler, mixed devices: a line that helps. triton-lang/triton#525, #5570 and #5205, jamiepine/voicebox#877,
-AnswerDotAI/ModernBERT#152."""
+"""No GPU, no compiler, mixed devices: a line that helps. triton-lang/triton#525, #5570 and #5205,
+jamiepine/voicebox#877, AnswerDotAI/ModernBERT#152."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ EXPECTED = [
 def test_without_a_gpu(env):
     got = lines(CALLS, CUDA_VISIBLE_DEVICES="", **env)
     assert len(got) == len(EXPECTED) + 1
-    for line, pattern in zip(got, [*EXPECTED, r"RuntimeError tilewright\.Device\.current: no GPU is visible; .*"], strict=True):
+    for line, pattern in zip(
+        got, [*EXPECTED, r"RuntimeError tilewright\.Device\.current: no GPU is visible; .*"], strict=True
+    ):
         assert re.fullmatch(pattern, line), line
 
 
@@ -85,7 +87,9 @@ def test_the_command_line_without_a_gpu():
     env = {**os.environ, "PYTHONPATH": str(SRC), "CUDA_VISIBLE_DEVICES": ""}
     env.pop("TRITON_INTERPRET", None)
     for args, status in [(["--help"], 0), (["plan", "64x64x64", "--device", "abacus"], 2), (["nonsense"], 2)]:
-        done = subprocess.run([sys.executable, "-m", "tilewright", *args], capture_output=True, text=True, env=env, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "tilewright", *args], capture_output=True, text=True, env=env, check=False
+        )
         assert done.returncode == status, (args, done.stderr)
         assert "Traceback" not in done.stdout + done.stderr
 

@@ -1,4 +1,5 @@
-"""The interpreter computes other numbers. triton-lang/triton#11584, #10945, #3566 and #10291, linkedin/Liger-Kernel#507."""
+"""The interpreter computes other numbers. triton-lang/triton#11584, #10945, #3566 and #10291,
+linkedin/Liger-Kernel#507."""
 
 from __future__ import annotations
 

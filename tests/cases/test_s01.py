@@ -1,4 +1,5 @@
-"""An unaligned address after an aligned one. pytorch/pytorch#151859, vllm-project/vllm#57669, triton-lang/triton#1330."""
+"""An unaligned address after an aligned one. pytorch/pytorch#151859, vllm-project/vllm#57669,
+triton-lang/triton#1330."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Tensors on a GPU that is not the current one. triton-lang/triton#2441, linkedin/Liger-Kernel#593.
 
-Where there is one GPU or none, tests/runtime/test_launch.py checks by a stand-in that a launch enters its tensors' device.
+Where there is one GPU or none, tests/runtime/test_launch.py checks by a stand-in that a launch enters its
+tensors' device.
 """
 
 from __future__ import annotations

@@ -8,7 +8,10 @@ import torch
 import tilewright as tw
 from support import ACTIVATIONS, finished, normals
 
-OPTIONS = [{"activation": a} for a in ACTIVATIONS] + [{"dropout_p": 0.5, "seed": 3}, {"activation": "gelu", "dropout_p": 0.5, "seed": 3, "alpha": 0.5}]
+OPTIONS = [{"activation": a} for a in ACTIVATIONS] + [
+    {"dropout_p": 0.5, "seed": 3},
+    {"activation": "gelu", "dropout_p": 0.5, "seed": 3, "alpha": 0.5},
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

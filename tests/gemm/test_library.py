@@ -146,7 +146,7 @@ def test_exported_and_traced():
 
     a, b = integers(5, 8, seed=1), integers(8, 6, seed=2)
     graph = make_fx(lambda a, b: tw.matmul(a, b, activation="relu"), tracing_mode="fake")(a, b)
-    assert [n.target for n in graph.graph.nodes if n.op == "call_function"][0] is ops.matmul
+    assert next(n.target for n in graph.graph.nodes if n.op == "call_function") is ops.matmul
     assert_exact(graph(a, b), finished(a.cpu().double() @ b.cpu().double(), activation="relu"))
 
     class Module(torch.nn.Module):

@@ -45,8 +45,8 @@ def test_options_have_defaults_and_any_order():
 @pytest.mark.parametrize(
     "text",
     [
-        "", "tile", "tile 64x64", "tile 64x64x64x64", "tile axbxc", "64x64x64", "tile 64x64x64 warps", "tile 64x64x64 warps=",
-        "tile 64x64x64 wings=2", "tile 64x64x64 warps=4=4", "tile 64x64x64 stages=2.5",
+        "", "tile", "tile 64x64", "tile 64x64x64x64", "tile axbxc", "64x64x64", "tile 64x64x64 warps",
+        "tile 64x64x64 warps=", "tile 64x64x64 wings=2", "tile 64x64x64 warps=4=4", "tile 64x64x64 stages=2.5",
     ],
 )  # fmt: skip
 def test_text_of_another_form_is_refused(text):
@@ -59,8 +59,9 @@ def test_text_of_another_form_is_refused(text):
     ("text", "field"),
     [
         ("tile 8x64x64", "block_m"), ("tile 64x48x64", "block_n"), ("tile 64x64x-64", "block_k"),
-        ("tile 64x64x64 group=0", "group_m"), ("tile 64x64x64 warps=3", "num_warps"), ("tile 64x64x64 warps=64", "num_warps"),
-        ("tile 64x64x64 stages=0", "num_stages"), ("tile 64x64x64 split=0", "split_k"), ("tile 64x64x64 order=k", "order"),
+        ("tile 64x64x64 group=0", "group_m"), ("tile 64x64x64 warps=3", "num_warps"),
+        ("tile 64x64x64 warps=64", "num_warps"), ("tile 64x64x64 stages=0", "num_stages"),
+        ("tile 64x64x64 split=0", "split_k"), ("tile 64x64x64 order=k", "order"),
     ],
 )  # fmt: skip
 def test_numbers_that_no_plan_has_are_refused(text, field):

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import tilewright as tw
-from support import DEVICE, Guarded, assert_exact, integers, laid, normals, oracle
-from support import assert_near
+from support import DEVICE, Guarded, assert_exact, assert_near, integers, laid, normals, oracle
 from tilewright.gemm import planner
 from tilewright.gemm.schedules import SCHEDULES
 

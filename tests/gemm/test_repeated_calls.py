@@ -123,20 +123,20 @@ def test_a_gradient_is_wanted_now_and_not_then():
 
 
 def test_a_subclass_keeps_its_meaning():
-    class Logged(torch.Tensor):
-        calls = []
+    calls = []
 
+    class Logged(torch.Tensor):
         @classmethod
         def __torch_function__(cls, function, types, args=(), kwargs=None):
-            cls.calls.append(function)
+            calls.append(function)
             return super().__torch_function__(function, types, args, kwargs or {})
 
     a, b = operands()
     for _ in range(2):
         tw.matmul(a, b)
-        Logged.calls.clear()
+        calls.clear()
         result = tw.matmul(a.as_subclass(Logged), b)
-        assert Logged.calls and torch.equal(result.as_subclass(torch.Tensor), tw.matmul(a, b))
+        assert calls and torch.equal(result.as_subclass(torch.Tensor), tw.matmul(a, b))
 
 
 def test_results_do_not_share_memory():
@@ -150,12 +150,7 @@ def test_results_do_not_share_memory():
 def test_parameters_and_vmap():
     a, b = integers(3, 5, 8, seed=1), integers(8, 6, seed=2)
     assert_exact(tw.matmul(torch.nn.Parameter(a), b).detach(), oracle(a, b))
-    try:
-        mapped = torch.func.vmap(lambda x: tw.matmul(x, b))(a)
-    except RuntimeError as error:  # an operation without a batching rule says so
-        assert "atching rule" in str(error)
-    else:
-        assert_exact(mapped, oracle(a, b))
+    assert_exact(torch.func.vmap(lambda x: tw.matmul(x, b))(a), oracle(a, b))
 
 
 def test_a_graph_of_random_data_repeats_itself():

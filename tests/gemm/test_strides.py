@@ -1,4 +1,5 @@
-"""Operands, outputs and epilogue tensors that lie in memory in any way: values of the view, nothing of what is around it.
+"""Operands, outputs and epilogue tensors that lie in memory in any way: values of the view, and nothing of what is
+around it.
 
 Every view lies in a buffer that is NaN outside it, so a lane that strays there shows in the result.
 """

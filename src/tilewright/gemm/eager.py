@@ -30,6 +30,8 @@ def product(
     """
     if type(a) not in eager.PLAIN or type(b) not in eager.PLAIN or not eager.allowed():
         return None
+    if bias is not None and type(bias) not in eager.PLAIN:
+        return None
     if eager.wants_grad(a, b, bias):
         return None
     device = a.get_device()
@@ -37,7 +39,7 @@ def product(
         key = (
             a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, device, b.get_device(), transposed, activation,
             a.data_ptr() & 15, b.data_ptr() & 15,
-            None if bias is None else (type(bias), bias.get_device(), _described(bias)),
+            None if bias is None else (bias.get_device(), _described(bias)),
             torch.get_float32_matmul_precision() if a.dtype is _FLOAT32 else None,
         )  # fmt: skip
     except RuntimeError:  # a tensor of torch.func has no address
@@ -69,10 +71,7 @@ def _first(
     if a.shape[-1] != b.shape[-2] or (activation is not None and activation not in ACTIVATIONS):
         return None
     if bias is not None and (
-        type(bias) not in eager.PLAIN
-        or bias.device != a.device
-        or bias.dtype not in FLOAT_DTYPES
-        or tuple(bias.shape) != (b.shape[-1],)
+        bias.device != a.device or bias.dtype not in FLOAT_DTYPES or tuple(bias.shape) != (b.shape[-1],)
     ):
         return None
     try:

@@ -58,7 +58,7 @@ def matmul(
     """Product of two tensors: ``torch.matmul``'s shapes (1-D, 2-D, batched, broadcast), any strides, an epilogue."""
     if (
         residual is None and out is None and plan is None and epilogue is None and out_dtype is None
-        and precision is None and dropout_p == 0.0 and alpha == 1.0 and not batch_invariant
+        and precision is None and dropout_p == 0.0 and alpha == 1.0 and not batch_invariant and not epilogue_args
     ):  # fmt: skip
         short = eager.product(a, b, bias, activation, False)
         if short is not None:
@@ -90,7 +90,7 @@ def linear(
     """``x`` (.., K) times ``weight`` (N, K) transposed, as ``torch.nn.functional.linear``, with an epilogue."""
     if (
         residual is None and out is None and plan is None and epilogue is None and out_dtype is None
-        and precision is None and dropout_p == 0.0 and alpha == 1.0 and not batch_invariant
+        and precision is None and dropout_p == 0.0 and alpha == 1.0 and not batch_invariant and not epilogue_args
     ):  # fmt: skip
         short = eager.product(x, weight, bias, activation, True)
         if short is not None:

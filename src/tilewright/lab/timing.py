@@ -1,7 +1,7 @@
 """Device time, measured so that two kernels are compared and not two moments.
 
 A GPU at its power cap runs at the clock that the kernel before left it. So both sides run in one process, in blocks of
-20 ms or more; a block of one side lies between two blocks of the other; the device is warm; and a figure is the median
+20 ms or more (10 where a call is too short to draw full power); a block of one side lies between two blocks of the other; the device is warm; and a figure is the median
 over rounds. Calls are captured in a CUDA graph, so that no launch gap is timed, and rotate over operands that are twice
 the L2 cache and more, so that no call finds its operands there.
 """
@@ -89,6 +89,8 @@ class CudaTimer:
         preheat_s: how long ``preheat`` works, in seconds.
     """
 
+    #: calls shorter than this (seconds) leave the power cap alone, and half a block is enough for them
+    SHORT_S = 1e-4
     #: a graph is at least this long, so that the gap between two replays does not count, ...
     GRAPH_MS = 2.0
     #: ... and at most this many calls, because capturing takes host time
@@ -176,6 +178,8 @@ class CudaTimer:
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             one = self._once(side.call)
+            if one < self.SHORT_S:
+                block_ms /= 2
             calls = min(max(1, round(self.GRAPH_MS * 1e-3 / one)), self.GRAPH_CALLS)
             calls = -(-calls // sets) * sets
             replay = self._graph(side.call, calls, sets, pool) if side.capture else _loop(side.call, calls, sets)

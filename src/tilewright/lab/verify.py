@@ -25,7 +25,7 @@ from tilewright.lab.console import Progress
 from tilewright.lab.trial import EXACT_STEPS, Trial
 from tilewright.runtime.devices import Device
 from tilewright.runtime.errors import bad
-from tilewright.runtime.mode import INTERPRETED, runs_kernels
+from tilewright.runtime.mode import INTERPRETED, broken_interpreter, runs_kernels
 
 _EVERYTHING = ("alpha", "bias", "gelu", "dropout", "residual")
 
@@ -230,6 +230,8 @@ def run(
         raise RuntimeError(
             "tilewright.verify: no GPU is visible and kernels are not interpreted; set TRITON_INTERPRET=1 for that"
         )
+    if INTERPRETED and (why := broken_interpreter()):
+        raise RuntimeError(f"tilewright.verify: {why}")
     names = list(schedules or SCHEDULES)
     for name in names:
         if name not in SCHEDULES:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tilewright.runtime.mode import INTERPRETED, missing_compiler
+from tilewright.runtime.mode import INTERPRETED, broken_interpreter, missing_compiler
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ def launch(call: Call) -> Any:
     In interpreter mode kernels see widened copies (:class:`Widened`) and ``None`` is returned.
     """
     if INTERPRETED:
+        if why := broken_interpreter():
+            raise RuntimeError(f"tilewright.launch: {why}")
         widened = Widened(call.writes)
         args = tuple(widened.argument(arg, (i,)) for i, arg in enumerate(call.args))
         call.fn[call.grid](*args, **call.constexprs)

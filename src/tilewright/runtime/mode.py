@@ -28,3 +28,22 @@ def missing_compiler() -> str | None:
         "no C compiler was found, and Triton builds its launcher with one; "
         "install gcc or clang, or set CC to the path of a compiler"
     )
+
+
+@functools.cache
+def broken_interpreter() -> str | None:
+    """Why Triton's interpreter cannot run kernels here, or ``None``."""
+    try:
+        import numpy
+    except ImportError:
+        return "Triton's interpreter computes with numpy, which is not installed; pip install numpy"
+
+    def version(text: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in text.split(".")[:2])
+
+    if version(triton.__version__) < (3, 7) and version(numpy.__version__) >= (2, 4):
+        return (
+            f"the interpreter of Triton {triton.__version__} fails with numpy {numpy.__version__}; "
+            "install 'numpy<2.4', or a newer Triton"
+        )
+    return None
