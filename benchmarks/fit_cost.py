@@ -1,9 +1,11 @@
-"""Fit the cost model's constants to recorded times of every candidate plan, and write them into a device's sheet.
+"""Fit the cost model's constants to recorded times, and write them into a device's sheet.
 
-    python benchmarks/fit_cost.py h200 benchmarks/results/nvidia-h200/planner*.json
+    python benchmarks/fit_cost.py h200 benchmarks/results/nvidia-h200/{planner,gemm-bf16,gemm-fp16,gemm-fp32}.json
 
 Least squares on the logarithm of predicted over measured time, with more weight on the plans near each case's best (a
-planner must tell those apart), by the model's own functions (``tilewright.gemm.cost``). Needs numpy and scipy.
+planner must tell those apart), by the model's own functions (``tilewright.gemm.cost``). The suite ``planner`` has every
+candidate's time, from short blocks; the others have the pick's alone, from long ones, which say what a plan sustains
+when the card is warm. Needs numpy and scipy.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ def load(files: list[str], device: Device) -> list[dict[str, Any]]:
                 row["m"], row["n"], row["k"], dtype=getattr(torch, row["dtype"]), layout=row["layout"],
                 precision=row.get("precision"), epilogue=tuple(row.get("epilogue") or ()),
             )  # fmt: skip
-            best = min(c["us"] for c in row["candidates"])
-            for candidate in row["candidates"]:
+            candidates = row.get("candidates") or [{"plan": row["plan"], "us": row["ours_us"]}]
+            best = min(c["us"] for c in candidates)
+            for candidate in candidates:
                 plan = tw.Plan.parse(candidate["plan"])
                 found.append(
                     {

@@ -88,6 +88,7 @@ BAD = [
     ("epilogue_args alone", "matmul", (A, B), {"epilogue_args": (X,)}, ValueError, "epilogue_args"),
     ("epilogue_args no tuple", "matmul", (A, B), {"epilogue": same, "epilogue_args": 3}, TypeError, "epilogue_args"),
     ("epilogue_args of 3", "matmul", (A, B), {"epilogue": same, "epilogue_args": (3,)}, TypeError, "epilogue_args"),
+    ("batch_invariant a number", "matmul", (A, B), {"batch_invariant": 3}, TypeError, "batch_invariant"),
     ("plan as text", "matmul", (A, B), {"plan": "tile 16x16x16"}, TypeError, "plan"),
     ("plan of no schedule", "linear", (A, W), {"plan": tw.Plan("magic", 16, 16, 16)}, ValueError, "plan.schedule"),
     ("plan that splits", "linear", (A, W), {"plan": tw.Plan("tile", 16, 16, 16, split_k=2)}, ValueError, "plan"),

@@ -192,3 +192,9 @@ def test_a_bad_problem_is_one_line(field, value):
     with pytest.raises((ValueError, TypeError), match=rf"^tilewright\.Problem: {field} is ") as error:
         tw.Problem(**{**dict(m=1, n=1, k=1), field: value})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("function", [tw.plan, tw.plans])
+def test_what_is_no_problem_is_refused(function):
+    with pytest.raises(TypeError, match=r"^tilewright\.plan: problem is int; it must be a tilewright\.Problem$"):
+        function(3)

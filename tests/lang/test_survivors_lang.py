@@ -10,6 +10,7 @@ import triton.language as tl
 
 from support import DEVICE, philox, round_tf32
 from tilewright.lang import dot
+from tilewright.lang.activations import gelu_rounded
 from tilewright.lang.philox import drop_sixteens, keep_each
 
 pytestmark = pytest.mark.kernels
@@ -49,6 +50,22 @@ def test_tf32_of_infinity_and_of_every_nan_stays():
     """A NaN whose fraction is all ones carries into its sign when it is rounded, and ends as -0."""
     assert rounded(of_bits(0x7F800000, 0xFF800000)).tolist() == [float("inf"), -float("inf")]
     assert rounded(of_bits(0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800FFF)).isnan().all()
+
+
+@triton.jit
+def gelu_kernel(p_x, p_out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(p_out + at, gelu_rounded(tl.load(p_x + at)))
+
+
+def test_gelu_for_16_bits_has_the_error_of_its_source():
+    """1.5e-7 of the error function (Abramowitz and Stegun 7.1.26) and a few roundings: far below what 16 bits show."""
+    x = torch.linspace(-6, 6, 4096, device=DEVICE)
+    out = torch.full_like(x, -7.0)
+    gelu_kernel[(1,)](x, out, x.numel())
+    x = x.cpu().double()
+    off = (out.cpu().double() - torch.nn.functional.gelu(x)).abs()
+    assert bool((off <= x.abs() * (1.5e-7 / 2 + 4 * torch.finfo(torch.float32).eps)).all())
 
 
 @triton.jit

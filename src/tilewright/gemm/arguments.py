@@ -48,7 +48,6 @@ def check_inner(name: str, a: torch.Tensor, b: torch.Tensor, names: tuple[str, s
 
 def check_options(
     name: str,
-    like: torch.Tensor,
     *,
     activation: str | None,
     dropout_p: float,
@@ -56,6 +55,7 @@ def check_options(
     alpha: float,
     out_dtype: torch.dtype | None,
     precision: str | None,
+    batch_invariant: bool,
     plan: Plan | None,
     epilogue: Any,
     epilogue_args: tuple[Any, ...],
@@ -75,6 +75,8 @@ def check_options(
         raise bad(name, "out_dtype", out_dtype, _FLOATS, TypeError)
     if precision is not None and precision not in PRECISIONS:
         raise bad(name, "precision", repr(precision), f"None or one of {', '.join(PRECISIONS)}")
+    if not isinstance(batch_invariant, bool):
+        raise bad(name, "batch_invariant", repr(batch_invariant), "True or False", TypeError)
     if plan is not None and not isinstance(plan, Plan):
         raise bad(name, "plan", type(plan).__name__, "a tilewright.Plan or None", TypeError)
     if not isinstance(epilogue_args, (tuple, list)):

@@ -176,8 +176,8 @@ def _product(
     arguments.check_operands(name, a, b, names)
     arguments.check_inner(name, a, b, names)
     arguments.check_options(
-        name, a, activation=activation, dropout_p=dropout_p, seed=seed, alpha=alpha, out_dtype=out_dtype,
-        precision=precision, plan=plan, epilogue=epilogue, epilogue_args=epilogue_args,
+        name, activation=activation, dropout_p=dropout_p, seed=seed, alpha=alpha, out_dtype=out_dtype,
+        precision=precision, batch_invariant=batch_invariant, plan=plan, epilogue=epilogue, epilogue_args=epilogue_args,
     )  # fmt: skip
     a, b = arguments.cast(a, b)
     vector_a, vector_b = a.ndim == 1, b.ndim == 1

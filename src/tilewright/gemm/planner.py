@@ -59,11 +59,13 @@ def check(plan: Plan, problem: Problem, device: Device, name: str = "plan") -> N
 
 
 def _planned(problem: Problem) -> Problem:
-    """The problem as its plan depends on it: a batch-invariant one is planned by n, k and dtypes alone.
+    """The problem as its plan depends on it, if it is one: a batch-invariant one is planned by n, k and dtypes alone.
 
     Alignment and layout can change with the number of rows (a single row has no row stride), so they are set to what
     every operand satisfies.
     """
+    if not isinstance(problem, Problem):
+        raise bad("plan", "problem", type(problem).__name__, "a tilewright.Problem", TypeError)
     if not problem.batch_invariant:
         return problem
     return replace(problem, m=BATCH_INVARIANT_M, batch=1, batch_dims=0, layout="nt", alignment=1)

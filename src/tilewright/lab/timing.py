@@ -2,8 +2,8 @@
 
 A GPU at its power cap runs at the clock that the kernel before left it. So both sides run in one process, in blocks of
 20 ms or more (10 where a call is too short to draw full power); a block of one side lies between two blocks of the
-other; the device is warm; and a figure is the median over rounds. Calls are captured in a CUDA graph, so that no launch gap is timed, and rotate over operands that are twice
-the L2 cache and more, so that no call finds its operands there.
+other; the device is warm; and a figure is the median over rounds. Calls are captured in a CUDA graph, so that no launch
+gap is timed, and rotate over operands that are twice the L2 cache and more, so that no call finds its operands there.
 """
 
 from __future__ import annotations

@@ -21,7 +21,12 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
     PRECISION: "ieee" (operands as they are), "tf32" (rounded to tf32), "tf32x3" (each operand as the sum of two tf32
     values, three products) or "bf16x6" (of three bfloat16 values, six products): float32 accuracy on tensor cores.
     """
-    if PRECISION == "tf32":
+    if PRECISION == "ieee" and a.dtype == tl.float32:
+        # Without tensor cores a dot is one chain of fused multiply-adds, whose error grows with k. Each slice's chain
+        # starts at 0 instead, and is added when it ends. (Subtracted from its negative: Triton folds an addition of a
+        # dot into the dot's accumulator.)
+        acc -= tl.dot(-a, b, input_precision=PRECISION, out_dtype=acc.dtype)
+    elif PRECISION == "tf32":
         acc = tl.dot(round_tf32(a), round_tf32(b), acc, input_precision="tf32", out_dtype=acc.dtype)
     else:
         acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
