@@ -1,6 +1,6 @@
 """Bytes that device memory really moves, read by Nsight Compute, beside the simulated cache's.
 
-    python benchmarks/measure_dram.py benchmarks/results/nvidia-h200/dram-bytes.json
+    python benchmarks/measure_dram.py benchmarks/counters/nvidia-h200/dram-bytes.json
 
 Profiles one 8192 cubed bfloat16 product for each program order (row-major is group 1) and writes dram__bytes_read and
 dram__bytes_write next to what ``tilewright.gemm.traffic.simulate`` says. Needs a GPU and ``ncu``.
