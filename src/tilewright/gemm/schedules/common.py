@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -138,6 +139,12 @@ def fit_stages(plan: Plan, problem: Problem, device: Device, staged: int = 0) ->
     while plan.num_stages > 1 and smem_bytes(plan, problem, device, staged) > device.smem_per_block:
         plan = replace(plan, num_stages=plan.num_stages - 1)
     return plan
+
+
+def distinct(plans: Iterable[Plan], problem: Problem, groups: tuple[int, ...]) -> list[Plan]:
+    """The plans worth trying, each order of programs once."""
+    found = (p for p in plans if worth_trying(p, problem) and not repeats(p, problem, groups))
+    return list(dict.fromkeys(found))
 
 
 def worth_trying(plan: Plan, problem: Problem) -> bool:

@@ -167,19 +167,14 @@ GROUPS = (8, 16)
 
 
 def candidates(problem: Problem, device: Device) -> list[Plan]:
-    """Every plan worth trying."""
-    plans = []
-    for (bm, bn, bk, warps, stages), group in itertools.product(_TILES, GROUPS):
-        bk = common.block_k(bk, problem)
-        plan = Plan(NAME, bm, bn, bk, group, warps, stages)
-        plan = common.fit_stages(plan, problem, device, staged(plan, problem))
-        if (
-            common.worth_trying(plan, problem)
-            and not common.repeats(plan, problem, GROUPS)
-            and refuses(plan, problem, device) is None
-        ):
-            plans.append(plan)
-    return list(dict.fromkeys(plans))
+    """Every plan worth trying; slices of k as long in bytes for every dtype."""
+    tiles = [(bm, bn, common.block_k(bk, problem), warps, stages) for bm, bn, bk, warps, stages in _TILES]
+    made = (
+        Plan(NAME, bm, bn, bk, group, warps, stages)
+        for (bm, bn, bk, warps, stages), group in itertools.product(tiles, GROUPS)
+    )
+    fitted = [common.fit_stages(plan, problem, device, staged(plan, problem)) for plan in made]
+    return [p for p in common.distinct(fitted, problem, GROUPS) if refuses(p, problem, device) is None]
 
 
 def _descriptor(x: torch.Tensor, rows: int, cols: int, batched: bool) -> TensorDescriptor:

@@ -166,20 +166,15 @@ GROUPS = (1, 8)
 
 
 def candidates(problem: Problem, device: Device) -> list[Plan]:
-    """Every plan worth trying: one statement for each tile, no tile more than twice the problem in a dimension."""
-    plans = []
+    """Every plan worth trying."""
     narrow = (problem.alignment or ALIGNED) < 4
     tiles = _NARROW_TILES if narrow else _TILES[problem.dtype.itemsize]
-    for (bm, bn, bk, warps, stages), group in itertools.product(tiles, GROUPS):
-        plan = Plan(NAME, bm, bn, bk, group, warps, stages)
-        plan = common.fit_stages(plan, problem, device)
-        if (
-            common.worth_trying(plan, problem)
-            and not common.repeats(plan, problem, GROUPS)
-            and refuses(plan, problem, device) is None
-        ):
-            plans.append(plan)
-    return list(dict.fromkeys(plans))
+    made = (
+        Plan(NAME, bm, bn, bk, group, warps, stages)
+        for (bm, bn, bk, warps, stages), group in itertools.product(tiles, GROUPS)
+    )
+    fitted = [common.fit_stages(plan, problem, device) for plan in made]
+    return [p for p in common.distinct(fitted, problem, GROUPS) if refuses(p, problem, device) is None]
 
 
 def prepare(plan: Plan, operands: Operands, device: Device) -> Call:
