@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -217,13 +219,14 @@ MUTATIONS = tuple(Mutation(*row[:4], row[4:]) for row in _ROWS)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests made of one copy: ``ok`` is what was wanted of them, ``word`` is for the table."""
+    """What the tests made of one copy: ``ok`` is what was wanted of them, ``word`` and ``by`` are for the table."""
 
     title: str
     ok: bool
     word: str
     seconds: float
     output: str = ""
+    by: str = ""
 
 
 def mutated(mutation: Mutation, root: Path = ROOT) -> str:
@@ -234,12 +237,12 @@ def mutated(mutation: Mutation, root: Path = ROOT) -> str:
     return text.replace(mutation.old, mutation.new)
 
 
-def copy_to(folder: Path) -> None:
+def copy_to(folder: Path, root: Path = ROOT) -> None:
     """The source, the tests and pytest's settings, as they are."""
     ignore = shutil.ignore_patterns("__pycache__", ".*")
     for name in ("src", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
-    shutil.copy(ROOT / "pyproject.toml", folder)
+        shutil.copytree(root / name, folder / name, ignore=ignore)
+    shutil.copy(root / "pyproject.toml", folder)
 
 
 def pytest_in(folder: Path, tests: Sequence[str]) -> tuple[int | None, str]:
@@ -257,32 +260,35 @@ def pytest_in(folder: Path, tests: Sequence[str]) -> tuple[int | None, str]:
     return run.returncode, run.stdout[-3000:]
 
 
-def judge(mutation: Mutation) -> Outcome:
-    """Whether the tests that should notice ``mutation`` do."""
+def judge(root: Path, mutation: Mutation) -> Outcome:
+    """Whether the tests that should notice ``mutation`` of the tree ``root`` do."""
     started = time.monotonic()
     try:
-        text = mutated(mutation)
+        text = mutated(mutation, root)
     except ValueError as error:
         return Outcome(mutation.breaks, False, "no such text", 0.0, str(error))
     with tempfile.TemporaryDirectory(prefix="tilewright-mutant-") as name:
         folder = Path(name)
-        copy_to(folder)
+        copy_to(folder, root)
         (folder / PACKAGE / mutation.file).write_text(text)
         status, output = pytest_in(folder, mutation.tests)
     seconds = time.monotonic() - started
     if status == FAILED:
-        return Outcome(mutation.breaks, True, "noticed", seconds)
+        found = re.search(r"^FAILED tests/(\S+)", output, re.MULTILINE)
+        if found is None:  # nothing that a test says
+            return Outcome(mutation.breaks, False, "no test failed", seconds, output)
+        return Outcome(mutation.breaks, True, "noticed", seconds, by=found[1])
     if status in CRASHES:
-        return Outcome(mutation.breaks, True, "noticed (crash)", seconds)
+        return Outcome(mutation.breaks, True, "noticed", seconds, by=f"{' '.join(mutation.tests)} (crash)")
     word = "SURVIVED" if status == 0 else "too slow" if status is None else f"not run (pytest exit {status})"
     return Outcome(mutation.breaks, False, word, seconds, output if status else "")
 
 
-def green(tests: list[str]) -> Outcome:
-    """Whether test files pass on the source as it is: without that, red would mean nothing."""
+def green(root: Path, tests: list[str]) -> Outcome:
+    """Whether test files pass on the tree as it is: without that, red would mean nothing."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tilewright-mutant-") as name:
-        copy_to(Path(name))
+        copy_to(Path(name), root)
         status, output = pytest_in(Path(name), tests)
     word = "green" if status == 0 else "too slow" if status is None else f"not green (pytest exit {status})"
     title = " ".join(Path(t).stem for t in tests)
@@ -328,21 +334,29 @@ def main(argv: list[str] | None = None) -> int:
     chosen = [m for m in MUTATIONS if options.only.lower() in f"{m.file} {m.breaks}".lower()]
     if not chosen:
         parser.error(f"--only is {options.only!r}; no mutation has it in its file or description")
-    heads = ("outcome", "file", "what breaks", "tests")
     if options.list:
-        table([("-", m.file, m.breaks, " ".join(m.tests)) for m in chosen], heads)
+        rows = [("-", m.file, m.breaks, " ".join(m.tests)) for m in chosen]
+        table(rows, ("outcome", "file", "what breaks", "tests"))
         return 0
+    # of a tree that is being edited, the mutations could go red for what was edited since the tests were green
+    with tempfile.TemporaryDirectory(prefix="tilewright-mutants-") as name:
+        copy_to(Path(name))
+        return run(Path(name), chosen, options.jobs)
+
+
+def run(root: Path, chosen: list[Mutation], jobs: int) -> int:
+    """The tests on the tree ``root``, and on every mutation of it."""
     started = time.monotonic()
     tests = sorted({t for m in chosen for t in m.tests})
     print(f"{len(tests)} test files on the source as it is", flush=True)
-    shares = [share for i in range(options.jobs) if (share := tests[i :: options.jobs])]
-    bad = [o for o in each(green, shares, options.jobs) if not o.ok]
+    shares = [share for i in range(jobs) if (share := tests[i::jobs])]
+    bad = [o for o in each(partial(green, root), shares, jobs) if not o.ok]
     if not bad:
         print(f"{len(chosen)} mutations", flush=True)
-        outcomes = each(judge, chosen, options.jobs)
+        outcomes = each(partial(judge, root), chosen, jobs)
         print()
-        rows = [(o.word, m.file, m.breaks, " ".join(m.tests)) for m, o in zip(chosen, outcomes, strict=True)]
-        table(rows, heads)
+        rows = [(o.word, m.file, m.breaks, o.by or " ".join(m.tests)) for m, o in zip(chosen, outcomes, strict=True)]
+        table(rows, ("outcome", "file", "what breaks", "noticed by"))
         bad = [o for o in outcomes if not o.ok]
         print(f"\n{len(chosen) - len(bad)} of {len(chosen)} noticed, {time.monotonic() - started:.0f} s")
     for o in bad:

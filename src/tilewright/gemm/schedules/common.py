@@ -110,7 +110,9 @@ def most_sum_registers(problem: Problem, device: Device) -> int:
     if problem.dtype is torch.float32:
         if problem.precision == "tf32x3":  # each operand's parts
             return 64 if asynchronous else 32
-        return 128 if problem.precision == "tf32" and asynchronous else 64
+        if problem.precision == "ieee":  # a slice's own sum, and its operands
+            return 32
+        return 128 if asynchronous else 64
     return 128 if asynchronous or problem.layout[0] == "n" else 64
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import torch
 import triton
 import triton.language as tl
 
@@ -83,8 +82,6 @@ def refuses(plan: Plan, problem: Problem, device: Device) -> str | None:
     """Why this plan cannot run the problem on the device, or ``None``."""
     if why := supports(problem, device) or common.refuses_plan(plan, problem, device):
         return why
-    if problem.dtype is torch.float32 and problem.precision == "ieee" and plan.block_k > 32 and plan.block_m > 64:
-        return "without tensor cores a slice is held in registers, and this one does not fit them"
     crowded = common.sum_registers(plan, problem, device) > 64
     tile = f"{plan.block_m}x{plan.block_n} tile does not fit the registers of {plan.num_warps} warps"
     if crowded and common.is_heavy(problem):
