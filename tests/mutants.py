@@ -274,7 +274,7 @@ def judge(root: Path, mutation: Mutation) -> Outcome:
         status, output = pytest_in(folder, mutation.tests)
     seconds = time.monotonic() - started
     if status == FAILED:
-        found = re.search(r"^FAILED tests/(\S+)", output, re.MULTILINE)
+        found = re.search(r"^FAILED tests/([^\s[]+)", output, re.MULTILINE)
         if found is None:  # nothing that a test says
             return Outcome(mutation.breaks, False, "no test failed", seconds, output)
         return Outcome(mutation.breaks, True, "noticed", seconds, by=found[1])
