@@ -245,7 +245,7 @@ def assert_near(
     a64, b64 = a.detach().cpu().double(), b.detach().cpu().double()
     scale = abs(options.get("alpha", 1.0)) / (1.0 - options.get("dropout_p", 0.0) or 1.0)
     allowed = 2 * float((theirs - expected).abs().max()) if expected.numel() else 0.0
-    allowed = allowed + expected.abs() * info.eps / 2 + torch.matmul(a64.abs(), b64.abs()) * scale * acc.eps
+    allowed = allowed + expected.abs() * info.eps / 2 + torch.matmul(a64.abs(), b64.abs()) * scale * acc.eps / 2
     if a.dtype is torch.float64:
         allowed = allowed + (8 * info.eps * expected.abs().max() if options.get("activation") else 0.0)
     if precision == "tf32x3":
