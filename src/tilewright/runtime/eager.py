@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewright.runtime.launch import Call
 from tilewright.runtime.mode import INTERPRETED
+from tilewright.runtime.workspace import scratch
 
 #: plain tensors: a subclass may mean something else by any operation
 PLAIN = frozenset({torch.Tensor, Parameter})
@@ -85,7 +86,7 @@ class Entry:
 
     __slots__ = (
         "_args", "_descriptors", "_function", "_grid", "_kernel", "_nested", "_nested_at", "_packed", "_pointers",
-        "_run", "_seed_at", "dtype", "size", "stride",
+        "_run", "_scratch", "_seed_at", "dtype", "size", "stride",
     )  # fmt: skip
 
     def __init__(
@@ -123,6 +124,9 @@ class Entry:
             self._args[self._nested_at] = inner
         self._pointers, self._descriptors, self._nested = tuple(pointers), tuple(descriptors), tuple(nested)
         self._seed_at = seed_at
+        self._scratch = call.scratch
+        if call.scratch is not None:
+            self._args[call.scratch[0]] = self._args[call.scratch[2]] = None
         self.size, self.stride, self.dtype = tuple(out.shape), out.stride(), out.dtype
 
     def allocate(self) -> torch.Tensor:
@@ -146,6 +150,9 @@ class Entry:
                 inner[at] = (tensors[i].data_ptr(), *rest)  # type: ignore[union-attr]
             args[self._nested_at] = tuple(inner)
         args[self._seed_at] = seed
+        if self._scratch is not None:
+            floats_at, floats, flags_at, flags = self._scratch
+            args[floats_at], args[flags_at] = scratch(torch.device("cuda", device), floats, flags)
         self._run(*self._grid, _raw_stream(device), self._function, self._packed, None, None, None, *args)  # type: ignore[misc]
 
 

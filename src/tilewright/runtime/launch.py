@@ -21,6 +21,8 @@ class Call:
         constexprs: its compile-time arguments by name.
         num_warps, num_stages: Triton's launch options.
         writes: positions in ``args`` (a pair for a tensor in a tuple) of what the kernel writes.
+        scratch: ``None``, or what ``args`` has of :func:`tilewright.runtime.workspace.scratch`: (position of the
+            floats, how many, position of the flags, how many). Each stream has its own, so a repeated launch asks again.
     """
 
     fn: Any
@@ -30,6 +32,7 @@ class Call:
     num_warps: int
     num_stages: int
     writes: tuple[int | tuple[int, ...], ...] = ()
+    scratch: tuple[int, int, int, int] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
