@@ -22,7 +22,7 @@ class Call:
         num_warps, num_stages: Triton's launch options.
         writes: positions in ``args`` (a pair for a tensor in a tuple) of what the kernel writes.
         scratch: ``None``, or what ``args`` has of :func:`tilewright.runtime.workspace.scratch`: (position of the
-            floats, how many, position of the flags, how many). Each stream has its own, so a repeated launch asks again.
+            floats, how many, position of the flags, how many). Each stream has its own: a repeated launch asks again.
     """
 
     fn: Any

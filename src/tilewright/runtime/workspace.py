@@ -58,7 +58,7 @@ def _rounded(count: int) -> int:
 
 
 def _capture_id() -> int | None:
-    """A number of the graph that the current stream is captured into, 0 for none; ``None``: into one without a number."""
+    """A number of the graph that the current stream is captured into, 0 for none; ``None`` when it has no number."""
     if not torch.cuda.is_current_stream_capturing():
         return 0
     ask = getattr(_driver(), "cuStreamGetCaptureInfo_v2", None)
