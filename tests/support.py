@@ -203,9 +203,12 @@ def peer(
 ) -> torch.Tensor:
     """PyTorch's own product in the same dtypes; the epilogue in the accumulator's dtype, rounded once.
 
-    That is the tightest yardstick that PyTorch offers: its eager operations would round after every step.
+    That is the tightest yardstick that PyTorch offers: its eager operations would round after every step. A wider
+    output comes out of the same tensor cores on a GPU; on a CPU, from wider operands.
     """
     if out_dtype.itemsize > a.dtype.itemsize:
+        if a.is_cuda and a.ndim == b.ndim == 2 and out_dtype is torch.float32:
+            return finished(torch.mm(a, b, out_dtype=out_dtype), **options)
         a, b = a.to(out_dtype), b.to(out_dtype)
     tf32 = a.dtype is torch.float32 and precision == "tf32"
     if tf32 and a.device.type == "cpu":
