@@ -15,7 +15,6 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch.nn.parameter import Parameter
 from triton import knobs
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewright.runtime.launch import Call
 from tilewright.runtime.mode import INTERPRETED
@@ -111,8 +110,8 @@ class Entry:
             if isinstance(at, tuple):
                 self._nested_at = at[0]
                 nested.append((at[1], i, call.args[at[0]][at[1]][1:]))
-            elif isinstance(call.args[at], TensorDescriptor):
-                descriptors.append((at, i, {**vars(call.args[at]), "base": None}))
+            elif hasattr(call.args[at], "block_shape"):
+                descriptors.append((at, i, type(call.args[at]), {**vars(call.args[at]), "base": None}))
                 self._args[at] = None
             else:
                 pointers.append((at, i))
@@ -140,8 +139,8 @@ class Entry:
         args = self._args.copy()
         for at, i in self._pointers:
             args[at] = tensors[i].data_ptr()  # type: ignore[union-attr]
-        for at, i, fields in self._descriptors:
-            stand_in = object.__new__(TensorDescriptor)  # its checks were made the first time
+        for at, i, kind, fields in self._descriptors:
+            stand_in = object.__new__(kind)  # its checks were made the first time
             stand_in.__dict__.update(fields, base=tensors[i])
             args[at] = stand_in
         if self._nested:

@@ -7,7 +7,7 @@ from typing import Protocol
 from tilewright.gemm.operands import Operands
 from tilewright.gemm.plan import Plan
 from tilewright.gemm.problem import Problem
-from tilewright.gemm.schedules import persistent, tile
+from tilewright.gemm.schedules import hopper, persistent, stream, tile
 from tilewright.runtime.devices import Device
 from tilewright.runtime.launch import Call
 
@@ -36,4 +36,4 @@ class Schedule(Protocol):
         """The same launch over stand-ins, for offline compilation."""
 
 
-SCHEDULES: dict[str, Schedule] = {module.NAME: module for module in (tile, persistent)}
+SCHEDULES: dict[str, Schedule] = {module.NAME: module for module in (tile, persistent, hopper, stream)}

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tilewright.gemm.operands import Operands, dropout_threshold, float_parts, letter
 from tilewright.gemm.plan import Plan
-from tilewright.gemm.problem import Problem
+from tilewright.gemm.problem import ALIGNED, Problem
 from tilewright.lang.activations import FORWARD, FORWARD_16BIT
 from tilewright.runtime.devices import Device
 from tilewright.runtime.mode import INTERPRETED
@@ -186,3 +186,10 @@ def refuses_plan(plan: Plan, problem: Problem, device: Device, staged: int = 0) 
     if tiles * max(1, problem.batch) >= 2**31:
         return "it makes 2^31 tiles or more"
     return None
+
+
+def legal_stride(view: torch.Tensor) -> int:
+    """A stride that a tensor descriptor accepts for a dimension of one element, over rows of ``view``: it is never
+    stepped over, and torch lets it have any."""
+    unit = ALIGNED // view.element_size()
+    return -(-view.shape[-1] // unit) * unit

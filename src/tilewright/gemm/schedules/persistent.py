@@ -186,13 +186,8 @@ def _descriptor(x: torch.Tensor, rows: int, cols: int, batched: bool) -> TensorD
     strides[-1] = 1
     for d in range(len(strides) - 1):
         if view.shape[d] == 1:
-            strides[d] = _legal_stride(view)
+            strides[d] = common.legal_stride(view)
     return TensorDescriptor(view, list(view.shape), strides, block)
-
-
-def _legal_stride(view: torch.Tensor) -> int:
-    unit = ALIGNED // view.element_size()
-    return -(-view.shape[-1] // unit) * unit
 
 
 def prepare(plan: Plan, operands: Operands, device: Device) -> Call:
