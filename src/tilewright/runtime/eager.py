@@ -18,7 +18,7 @@ from triton import knobs
 
 from tilewright.runtime.launch import Call
 from tilewright.runtime.mode import INTERPRETED
-from tilewright.runtime.native import Native
+from tilewright.runtime.native import STREAM, Native
 from tilewright.runtime.workspace import scratch
 
 #: plain tensors: a subclass may mean something else by any operation
@@ -36,9 +36,13 @@ _compiling = torch.compiler.is_compiling
 _tracing = torch.compiler.is_dynamo_compiling
 _autocast = torch.is_autocast_enabled
 _knobs = knobs.runtime
+#: no kernel can be launched the short way in this process
+_NEVER = INTERPRETED or _raw_stream is None or _current_device is None
 
 #: whether grad mode is on
 grad_enabled = torch.is_grad_enabled
+#: index of the current CUDA device; ``None`` where torch has none
+current_device = _current_device
 
 #: allocates without the dispatcher, where torch has it; a third of the host time of ``torch.empty_strided``
 _empty: Callable[..., torch.Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
@@ -51,18 +55,20 @@ def allowed() -> bool:
     """
     return not (
         _tracing()  # first: a tracer need not look into the others
-        or hooked()
+        or _NEVER
         or _dispatch_modes()
         or _function_modes()
         or _transforms() is not None
         or _autocast("cuda")
         or forward_ad._current_level >= 0
+        or _knobs.launch_enter_hook.calls
+        or _knobs.launch_exit_hook.calls
     )
 
 
 def hooked() -> bool:
     """Whether launches have to go through Triton's own path: it is interpreted, or something listens to it."""
-    return bool(INTERPRETED or _raw_stream is None or _knobs.launch_enter_hook.calls or _knobs.launch_exit_hook.calls)
+    return bool(_NEVER or _knobs.launch_enter_hook.calls or _knobs.launch_exit_hook.calls)
 
 
 def transformed() -> bool:
@@ -88,34 +94,29 @@ class Entry:
     """
 
     __slots__ = (
-        "_dense", "_extras", "_kernel", "_launch", "_numbers", "_operands", "_rest", "_scratch", "_seed_at", "_varies",
-        "dtype", "size", "stride",
+        "_a", "_args", "_b", "_c", "_extras", "_fixed", "_function", "_grid", "_kernel", "_maps", "_packed", "_scratch",
+        "_seed", "_steps", "_varies", "dtype", "size", "stride",
     )  # fmt: skip
 
     def __init__(self, call: Call, kernel: Any, extras: tuple[int, ...], out: torch.Tensor) -> None:
-        native = Native(call, kernel)
-        self._kernel, self._launch = kernel, native.launch
-        # a dict of maps where the argument is a descriptor; an address is passed as it is
-        self._operands = tuple(native.operands.get(i, _ADDRESS) for i in range(3))
-        self._numbers = tuple(native.numbers.get(i, ()) for i in range(3))
-        self._dense = not native.operands
-        # behind the three tensors; a constexpr's place is held by its value. No tensor of the first call is kept alive
-        *middle, _, threshold, steps = call.args[3:]
-        self._seed_at = len(middle)
-        self._extras = tuple(
-            (at, i, steps[at][1:])
-            for i, at in enumerate(extras)
-            if steps[at] and isinstance(steps[at][0], torch.Tensor)
-        )
-        inner = list(steps)
-        for at, _, _ in self._extras:
-            inner[at] = None
-        self._scratch = call.scratch
+        native, last = Native(call, kernel), len(call.args) - 1
+        self._kernel, self._function, self._packed = kernel, native.function, native.packed
+        self._grid, self._fixed, self._args = native.grid, native.fixed, native.args
+        self._maps = tuple(native.maps.get(i, _ADDRESS) for i in range(3)) if native.maps else None
+        self._a, self._b, self._c, self._seed, self._steps = (native.places[i] for i in (0, 1, 2, last - 2, last))
+        steps = call.args[last]
+        tensors = [(at, i) for i, at in enumerate(extras) if steps[at] and isinstance(steps[at][0], torch.Tensor)]
+        self._extras = [(at, i, steps[at][1:]) for at, i in tensors]
+        self._scratch = None
         if call.scratch is not None:
-            middle[call.scratch[0] - 3] = middle[call.scratch[2] - 3] = None
-        constexprs = (call.constexprs[name] for name in call.fn.arg_names[len(call.args) :])
-        self._rest = (*middle, 0, threshold, tuple(inner), *constexprs)
-        self._varies = bool(self._extras) or call.scratch is not None
+            floats_at, floats, flags_at, flags = call.scratch
+            self._scratch = (native.places[floats_at], floats, native.places[flags_at], flags)
+            self._args[native.places[floats_at]] = self._args[native.places[flags_at]] = None
+        self._varies = bool(tensors) or call.scratch is not None
+        # no tensor of the first call is kept alive
+        self._args[self._a] = self._args[self._b] = self._args[self._c] = None
+        self._args[self._steps] = tuple(None if at in dict(tensors) else step for at, step in enumerate(steps))
+        self._args[self._seed] = 0
         self.size, self.stride, self.dtype = tuple(out.shape), out.stride(), out.dtype
 
     def allocate(self) -> torch.Tensor:
@@ -125,31 +126,38 @@ class Entry:
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device="cuda")
 
     def run(
-        self, device: int, a: int, b: int, c: int, extras: tuple[torch.Tensor | None, ...] = (), seed: int = 0
+        self, device: int, a: Any, b: Any, c: Any, extras: tuple[torch.Tensor | None, ...] = (), seed: int = 0
     ) -> None:
         """Launch on the current stream of ``device``, which must be the current one; a, b and c are addresses."""
-        rest, _alive = self._filled(device, extras, seed) if self._varies or seed else (self._rest, None)
-        if self._dense:
-            args = (a, b, c, *rest)
+        args = self._args.copy()  # half the cost of putting a tuple of 40 arguments together
+        if self._maps is not None:
+            maps_a, maps_b, maps_c = self._maps
+            a, b, c = maps_a[a], maps_b[b], maps_c[c]
+        args[self._a] = a
+        args[self._b] = b
+        args[self._c] = c
+        if self._varies or seed:
+            _alive = self._fill(args, device, extras, seed)
+        if self._packed:
+            self._function(*self._grid, _raw_stream(device), *self._fixed, args)  # type: ignore[misc]
         else:
-            (at_a, at_b, at_c), (of_a, of_b, of_c) = self._operands, self._numbers
-            args = (at_a[a], *of_a, at_b[b], *of_b, at_c[c], *of_c, *rest)
-        self._launch(_raw_stream(device), args)  # type: ignore[misc]
+            args[STREAM] = _raw_stream(device)  # type: ignore[misc]
+            self._function(*args)
 
-    def _filled(self, device: int, extras: tuple[torch.Tensor | None, ...], seed: int) -> tuple[Any, Any]:
-        """The arguments behind the three tensors, and what must live until the launch."""
-        rest, held = list(self._rest), None
-        rest[self._seed_at] = seed
+    def _fill(self, args: list[Any], device: int, extras: tuple[torch.Tensor | None, ...], seed: int) -> Any:
+        """Fill in what only some kernels take; returns what must live until the launch."""
+        args[self._seed] = seed
         if self._extras:
-            inner = list(rest[self._seed_at + 2])
+            steps = list(args[self._steps])
             for at, i, numbers in self._extras:
-                inner[at] = (extras[i].data_ptr(), *numbers)  # type: ignore[union-attr]
-            rest[self._seed_at + 2] = tuple(inner)
-        if self._scratch is not None:
-            floats_at, floats, flags_at, flags = self._scratch
-            held = scratch(torch.device("cuda", device), floats, flags)
-            rest[floats_at - 3], rest[flags_at - 3] = (t.data_ptr() for t in held)
-        return rest, held
+                steps[at] = (extras[i].data_ptr(), *numbers)  # type: ignore[union-attr]
+            args[self._steps] = tuple(steps)
+        if self._scratch is None:
+            return None
+        floats_at, floats, flags_at, flags = self._scratch
+        held = scratch(torch.device("cuda", device), floats, flags)
+        args[floats_at], args[flags_at] = (t.data_ptr() for t in held)
+        return held
 
 
 class _Address(dict[int, int]):
@@ -174,4 +182,4 @@ class Cache(dict[Any, Any]):
 
 def on_current(device: int) -> bool:
     """Whether that CUDA device (-1: a CPU tensor's) is the current one."""
-    return device >= 0 and _current_device is not None and device == _current_device()
+    return _current_device is not None and device == _current_device()

@@ -17,42 +17,77 @@ from typing import Any
 
 from tilewright.runtime.launch import Call
 
+#: place of the stream among the arguments of a function that is not packed
+STREAM = 3
 #: tensor maps (of 128 bytes) that one descriptor argument of one launch keeps
 MAPS = 256
 
-#: what carries a launch out: (stream, the kernel's arguments as :class:`Native` has laid them out)
-Launch = Callable[[int, tuple[Any, ...]], None]
-
 
 class Native:
-    """How to launch a compiled kernel again.
+    """How to launch a compiled kernel again: ``function(*grid, stream, *fixed, args)`` where ``packed``, as Triton 3.7
+    and later have it, and ``function(*args)`` elsewhere, with the stream's place ``args[STREAM]``.
 
-    ``launch(stream, args)`` launches. ``args`` are the call's arguments and constexprs in the kernel's order, but for
-    two things: an integer, its address, stands for a tensor, and what ``operands[i][address]`` returns, followed by
-    ``numbers[i]``, stands for descriptor i of the call's arguments.
+    Attributes:
+        args: what is to be copied, filled and handed over. An integer, its address, may stand for a tensor.
+        places: where in ``args`` each argument of the call is.
+        maps: of each argument that is a descriptor, by address, what stands for it in its place; its numbers follow.
     """
 
-    __slots__ = ("launch", "numbers", "operands")
+    __slots__ = ("args", "fixed", "function", "grid", "maps", "packed", "places")
 
     def __init__(self, call: Call, kernel: Any) -> None:
-        self.launch: Launch
-        self.numbers: dict[int, tuple[int, ...]] = {}
-        self.operands: dict[int, dict[int, Any]] = {}
+        self.grid = (*call.grid, 1, 1)[:3]
+        plain = [*call.args, *(call.constexprs[name] for name in call.fn.arg_names[len(call.args) :])]
         descriptors = {i: arg for i, arg in enumerate(call.args) if hasattr(arg, "block_shape")}
+        self.args, self.places = _laid_out(plain, descriptors)
         try:
-            found = _recorded(call, kernel, descriptors)
+            encoders = self._record(kernel, plain, descriptors)
         except Exception:  # a Triton that keeps its launcher in another way
-            found = None
-        if found is not None:
-            self.launch, encoders = found
-            for (i, descriptor), encode in zip(descriptors.items(), encoders, strict=True):
-                self.operands[i] = Maps(descriptor, encode)
-                self.numbers[i] = (*descriptor.shape, *descriptor.strides)
-            return
-        self.launch = _through_run(call, kernel)
-        for i, descriptor in descriptors.items():
-            self.operands[i] = Maps(descriptor, lambda stand_in: stand_in)
-            self.numbers[i] = ()
+            encoders = None
+        if encoders is None:
+            self.function, self.packed = kernel.run, False
+            self.fixed = (kernel.function, kernel.packed_metadata, None, None, None)
+            self.args, self.places = _laid_out(plain, {})
+            encoders = [_itself] * len(descriptors)
+        self.maps = {
+            i: Maps(descriptor, encode) for (i, descriptor), encode in zip(descriptors.items(), encoders, strict=True)
+        }
+        if not self.packed:
+            head = [*self.grid, None, *self.fixed]
+            self.args = head + self.args
+            self.places = [place + len(head) for place in self.places]
+
+    def _record(
+        self, kernel: Any, plain: list[Any], descriptors: dict[int, Any]
+    ) -> list[Callable[[Any], Any]] | None:
+        """Find function and fixed arguments; an encoder for each descriptor, or ``None`` where that is not known to be
+        right."""
+        metadata, launcher = kernel.metadata, kernel.run
+        if metadata.global_scratch_size or metadata.profile_scratch_size:  # memory that Triton allocates at each launch
+            return None
+        function, record, encoders = launcher.launch, _given, []
+        if descriptors:
+            driver, metas = importlib.import_module("triton.backends.nvidia.driver"), metadata.tensordesc_meta
+            if len(metas) != len(descriptors) or None in metas:
+                return None
+            encoders = [_encoder(driver.make_tensordesc_arg, meta) for meta in metas]
+            function = inspect.getclosurevars(function).nonlocals["launcher"]
+            record = driver.wrap_handle_tensordesc(_given, dict(kernel.src.signature), metas)
+        recorder = copy.copy(launcher)
+        recorder.launch = recording = _Recording(record)
+        head = (*self.grid, object(), kernel.function)
+        recorder(*head, kernel.packed_metadata, None, None, None, *plain)
+        given, count = recording.given, len(self.args)
+        if given[:5] != head:
+            return None
+        if _match(given[-count:], self.args):
+            self.packed, self.fixed = False, given[4:-count]
+        elif _match(given[-1], self.args):
+            self.packed, self.fixed = True, given[4:-1]
+        else:
+            return None
+        self.function = function
+        return encoders
 
 
 class _At:
@@ -90,65 +125,8 @@ class Maps(dict[int, Any]):
         return made
 
 
-def _through_run(call: Call, kernel: Any) -> Launch:
-    run, function, packed = kernel.run, kernel.function, kernel.packed_metadata
-    x, y, z = (*call.grid, 1, 1)[:3]
-
-    def launch(stream: int, args: tuple[Any, ...]) -> None:
-        run(x, y, z, stream, function, packed, None, None, None, *args)
-
-    return launch
-
-
-def _recorded(call: Call, kernel: Any, descriptors: dict[int, Any]) -> tuple[Launch, list[Callable[[Any], Any]]] | None:
-    """A launch by the C function, and an encoder for each descriptor; ``None`` where that is not known to be right."""
-    metadata, launcher = kernel.metadata, kernel.run
-    if metadata.global_scratch_size or metadata.profile_scratch_size:  # memory that Triton allocates for each launch
-        return None
-    native, record, encoders = launcher.launch, _record, []
-    if descriptors:
-        driver, metas = importlib.import_module("triton.backends.nvidia.driver"), metadata.tensordesc_meta
-        encoders = [_encoder(driver.make_tensordesc_arg, meta) for meta in metas]
-        if None in metas or len(metas) != len(descriptors):
-            return None
-        native = inspect.getclosurevars(native).nonlocals["launcher"]
-        record = driver.wrap_handle_tensordesc(_record, dict(kernel.src.signature), metas)
-    recorder = copy.copy(launcher)
-    recorder.launch = _Hand(record)
-    args = [*call.args, *(call.constexprs[name] for name in call.fn.arg_names[len(call.args) :])]
-    x, y, z = (*call.grid, 1, 1)[:3]
-    head = (x, y, z, object(), kernel.function)
-    recorder(*head, kernel.packed_metadata, None, None, None, *args)
-    given: tuple[Any, ...] = recorder.launch.given
-    expected: list[Any] = []
-    for i, arg in enumerate(args):
-        expected += (_MAP, *arg.shape, *arg.strides) if i in descriptors else (arg,)
-    if given[:5] != head:
-        return None
-    if _match(given[-len(expected) :], expected):  # Triton 3.6: one by one
-        fixed = given[4 : -len(expected)]
-
-        def flat(stream: int, args: tuple[Any, ...]) -> None:
-            native(x, y, z, stream, *fixed, *args)
-
-        return flat, encoders
-    if _match(given[-1], expected):  # Triton 3.7 and later: in one sequence, at the end
-        fixed = given[4:-1]
-
-        def packed(stream: int, args: tuple[Any, ...]) -> None:
-            native(x, y, z, stream, *fixed, args)
-
-        return packed, encoders
-    return None
-
-
-def _record(*given: Any) -> tuple[Any, ...]:
-    """In place of the C function."""
-    return given
-
-
-class _Hand:
-    """Keeps what the launcher hands over, which it does not return."""
+class _Recording:
+    """In place of a launch: keeps what it was given, as ``record`` would hand it to C."""
 
     def __init__(self, record: Callable[..., tuple[Any, ...]]) -> None:
         self._record = record
@@ -156,6 +134,24 @@ class _Hand:
 
     def __call__(self, *args: Any) -> None:
         self.given = self._record(*args)
+
+
+def _given(*args: Any) -> tuple[Any, ...]:
+    return args
+
+
+def _itself(descriptor: Any) -> Any:
+    return descriptor
+
+
+def _laid_out(args: list[Any], descriptors: dict[int, Any]) -> tuple[list[Any], list[int]]:
+    """The arguments as C takes them, each descriptor as a map and its numbers, and where each of them begins."""
+    laid: list[Any] = []
+    places = []
+    for i, arg in enumerate(args):
+        places.append(len(laid))
+        laid += (_MAP, *arg.shape, *arg.strides) if i in descriptors else (arg,)
+    return laid, places
 
 
 #: in place of an encoded map, which equals nothing else
