@@ -154,6 +154,7 @@ def problems(quick: bool = False) -> list[Problem]:
         Problem(31, 37, 41, dtype=bf16, layout="tn"),
         Problem(24, 40, 1032, dtype=bf16, layout="nn"),
         Problem(24, 17, 40, batch=3, dtype=half, layout="tt", epilogue=("relu2",)),
+        Problem(3, 72, 1032, dtype=bf16, epilogue=("bias", "dropout")),
     ]
     if quick:
         return chosen
@@ -169,6 +170,8 @@ def problems(quick: bool = False) -> list[Problem]:
     chosen += [Problem(17, 24, 40, dtype=bf16, out_dtype=fp32), Problem(17, 24, 40, dtype=fp32, out_dtype=bf16)]
     chosen += [Problem(33, 40, 48, batch=3, dtype=bf16), Problem(7, 9, 11, batch=2, dtype=fp32, epilogue=_EVERYTHING)]
     chosen += [Problem(129, 136, 64, dtype=bf16)]
+    chosen += [Problem(1, 264, 4104, dtype=half), Problem(1, 264, 4104, dtype=bf16, layout="nn")]
+    chosen += [Problem(67, 1, 4104, dtype=fp32, precision="ieee"), Problem(67, 2, 1032, dtype=fp64, layout="tt")]
     return chosen
 
 

@@ -16,6 +16,13 @@ from tilewright.gemm.problem import ALIGNED, Problem
 from tilewright.lang.activations import FORWARD, FORWARD_16BIT
 from tilewright.runtime.devices import Device
 from tilewright.runtime.mode import INTERPRETED
+from tilewright.runtime.workspace import scratch
+
+#: the least that a product of two blocks takes along m, n and k on every target
+LEAST_BLOCK = 16
+
+#: float32 partial sums of a launch, at the most
+MOST_PARTIAL = 2**26
 
 #: programs of a persistent launch in interpreter mode: few, so that every program walks several tiles
 INTERPRETED_PROGRAMS = 3
@@ -163,6 +170,48 @@ def repeats(plan: Plan, problem: Problem, groups: tuple[int, ...]) -> bool:
     return bool(smaller) and bands <= max(smaller)
 
 
+#: programs that may share a tile: the last one's loop over their sums is unrolled
+MOST_PARTS = 32
+
+
+def refuses_split(plan: Plan, problem: Problem) -> str | None:
+    """Why the programs of a tile cannot share its sum, or ``None``."""
+    if plan.split_k == 1:
+        return None
+    if plan.split_k > MOST_PARTS:
+        return f"k is split among {MOST_PARTS} programs at most"
+    if problem.accumulator is torch.float64:
+        return "partial sums are kept in float32"
+    tiles = triton.cdiv(problem.m, plan.block_m) * triton.cdiv(problem.n, plan.block_n) * problem.batch
+    if tiles * plan.split_k * plan.block_m * plan.block_n > MOST_PARTIAL:
+        return f"its partial sums take more than {MOST_PARTIAL * 4 >> 20} MB"
+    return None
+
+
+#: numbers of programs that are tried for a tile
+SPLITS = (2, 3, 4, 6, 8, 16, 32)
+
+
+def splits(plan: Plan, problem: Problem, tiles: int, most: int) -> list[int]:
+    """Numbers of programs worth trying for each of so many tiles: ``most`` programs in all, two slices each or more.
+
+    Fewer than an eighth of ``most`` programs are worth it only where k has room for no more.
+    """
+    fit = [s for s in SPLITS if tiles * s <= most and problem.k >= 2 * s * plan.block_k]
+    return [s for s in fit if s == fit[-1] or 8 * tiles * s > most]
+
+
+def shared_sum(plan: Plan, tiles: int, device: torch.device, position: int) -> tuple[Any, Any, Any]:
+    """What ``lang.partial.join`` takes: (partial sums, counters, ``Call.scratch``), each ``None`` without a split.
+
+    ``position`` is the place of the partial sums among the kernel's arguments; the counters follow.
+    """
+    if plan.split_k == 1:
+        return None, None, None
+    floats = tiles * plan.split_k * plan.block_m * plan.block_n
+    return *scratch(device, floats, tiles), (position, floats, position + 1, tiles)
+
+
 def refuses_dtype(problem: Problem, device: Device) -> str | None:
     """Why the device cannot multiply the problem's dtype, or ``None``."""
     if problem.precision in ("tf32", "tf32x3") and problem.dtype is torch.float32 and device.backend != "cuda":
@@ -170,20 +219,32 @@ def refuses_dtype(problem: Problem, device: Device) -> str | None:
     return None
 
 
-def refuses_plan(plan: Plan, problem: Problem, device: Device, staged: int = 0) -> str | None:
-    """Why no schedule can run the plan's numbers on the device, or ``None``."""
+def refuses_plan(plan: Plan, problem: Problem, device: Device, staged: int = 0, *, splits: bool = False) -> str | None:
+    """Why no schedule of tensor-core tiles can run the plan's numbers on the device, or ``None``.
+
+    ``splits``: the schedule is one that splits k and swaps operands.
+    """
+    if min(plan.block_m, plan.block_n, plan.block_k) < LEAST_BLOCK:
+        return f"a product of two blocks takes {LEAST_BLOCK} or more along m, n and k"
     needs = smem_bytes(plan, problem, device, staged)
     if needs > device.smem_per_block:
         return f"it needs {needs} bytes of shared memory and {device.title} gives a program {device.smem_per_block}"
     held = sum_registers(plan, problem, device)
     if held > most_sum_registers(problem, device):
         return f"a tile of {plan.block_m}x{plan.block_n} does not fit the registers of {plan.num_warps} warps"
-    if plan.split_k != 1:
+    if plan.split_k != 1 and not splits:
         return f"the {plan.schedule} schedule does not split k"
+    if plan.swap and not splits:
+        return f"the {plan.schedule} schedule does not swap its operands"
     if plan.num_warps * device.warp_size > 1024:
         return f"{plan.num_warps} warps are more than a program may have"
+    return refuses_grid(plan, problem)
+
+
+def refuses_grid(plan: Plan, problem: Problem) -> str | None:
+    """Why one launch cannot have a program for each part of each tile, or ``None``."""
     tiles = triton.cdiv(problem.m, plan.block_m) * triton.cdiv(problem.n, plan.block_n)
-    if tiles * max(1, problem.batch) >= 2**31:
+    if tiles * max(1, problem.batch) * plan.split_k >= 2**31:
         return "it makes 2^31 tiles or more"
     return None
 

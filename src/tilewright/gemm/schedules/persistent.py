@@ -131,6 +131,11 @@ def refuses(plan: Plan, problem: Problem, device: Device) -> str | None:
     return supports(problem, device) or common.refuses_plan(plan, problem, device, staged(plan, problem))
 
 
+def resident(plan: Plan, problem: Problem, device: Device) -> int:
+    """Programs that a multiprocessor holds at once, 1 or more."""
+    return common.resident(plan, problem, device, staged(plan, problem))
+
+
 def parts_of(plan: Plan, problem: Problem) -> int:
     """Pieces that the epilogue takes a tile in, so that what it holds beside the sum fits registers and shared memory:
     of 16,384 elements, or 1,024 a warp with a heavy epilogue (measured offline: no spills worth the name)."""
@@ -190,6 +195,13 @@ def _descriptor(x: torch.Tensor, rows: int, cols: int, batched: bool) -> TensorD
     return TensorDescriptor(view, list(view.shape), strides, block)
 
 
+def operand_descriptor(x: torch.Tensor, rows: int, cols: int, batched: bool) -> TensorDescriptor:
+    """What :func:`load_block` takes for blocks (rows, cols) of a (1, z, .., ..) operand: its unit stride comes last."""
+    if letter(x) == "t":
+        return _descriptor(x.transpose(-1, -2), cols, rows, batched)
+    return _descriptor(x, rows, cols, batched)
+
+
 def prepare(plan: Plan, operands: Operands, device: Device) -> Call:
     """The launch of ``plan`` on ``operands``, which lie on ``device``."""
     a, b, c = operands.a, operands.b, operands.c
@@ -200,11 +212,8 @@ def prepare(plan: Plan, operands: Operands, device: Device) -> Call:
         z0, z1 = z1, z0
     n = b.shape[-1]
     batched = z1 > 1
-    transposed_a = letter(a) == "t"
-    transposed_b = letter(b) == "t"
     bm, bn, bk = plan.block_m, plan.block_n, plan.block_k
-    desc_a = _descriptor(a.transpose(-1, -2), bk, bm, batched) if transposed_a else _descriptor(a, bm, bk, batched)
-    desc_b = _descriptor(b.transpose(-1, -2), bn, bk, batched) if transposed_b else _descriptor(b, bk, bn, batched)
+    desc_a, desc_b = operand_descriptor(a, bm, bk, batched), operand_descriptor(b, bk, bn, batched)
     problem = operands.problem
     parts = parts_of(plan, problem)
     by_descriptor = letter(c) == "n" and alignment(c) == ALIGNED
@@ -219,8 +228,8 @@ def prepare(plan: Plan, operands: Operands, device: Device) -> Call:
         "GROUP": plan.group_m,
         "ORDER": plan.order,
         "BATCHED": batched,
-        "TRANSPOSED_A": transposed_a,
-        "TRANSPOSED_B": transposed_b,
+        "TRANSPOSED_A": letter(a) == "t",
+        "TRANSPOSED_B": letter(b) == "t",
         "PARTS": parts,
         "STORE": "descriptor" if by_descriptor else "pointer",
         **meta,

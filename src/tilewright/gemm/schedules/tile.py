@@ -95,9 +95,9 @@ def refuses(plan: Plan, problem: Problem, device: Device) -> str | None:
     return None
 
 
-def staged(plan: Plan, problem: Problem) -> int:
-    """Bytes of shared memory beside the slices: none, what the epilogue exchanges reuses theirs."""
-    return 0
+def resident(plan: Plan, problem: Problem, device: Device) -> int:
+    """Programs that a multiprocessor holds at once, 1 or more."""
+    return common.resident(plan, problem, device)
 
 
 #: (block_m, block_n, block_k, warps, stages) by bytes of an element
