@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tilewright.gemm import arguments, planner
-from tilewright.gemm.operands import Epilogue, canonical_views
+from tilewright.gemm.operands import Epilogue, Scales, canonical_views
 from tilewright.gemm.plan import Plan
 from tilewright.gemm.problem import ACTIVATIONS, FLOAT_DTYPES, precision_of
 from tilewright.gemm.schedules import SCHEDULES
@@ -39,7 +39,7 @@ def product(
         key = (
             a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, device, b.get_device(), transposed, activation,
             a.data_ptr() & 15, b.data_ptr() & 15,
-            None if bias is None else (bias.get_device(), _described(bias)),
+            None if bias is None else (bias.get_device(), described(bias)),
             torch.get_float32_matmul_precision() if a.dtype is _FLOAT32 else None,
         )  # fmt: skip
     except RuntimeError:  # a tensor of torch.func has no address
@@ -81,8 +81,8 @@ def _first(
     out = a.new_empty(shape)
     if out.numel() == 0:
         return None
-    tensors = (a, b, out, bias, None, None, None)
-    entry = _long_way("matmul", tensors, Epilogue(bias=bias, activation=activation), None, False, None)
+    tensors = (a, b, out, bias, None, None, None, *scale_tensors(None))
+    entry = long_way("matmul", tensors, Epilogue(bias=bias, activation=activation), None, False, None)
     if entry is not None:
         _CALLS.put(key, entry)
     return out
@@ -103,27 +103,36 @@ def run(
         return
     e, device = epilogue, a.get_device()
     seed, seed_tensor = (e.seed, None) if isinstance(e.seed, int) else (0, e.seed)
-    tensors = (a, b, out, e.bias, e.pre, e.residual, seed_tensor if e.dropout_p else None)
+    tensors = (a, b, out, e.bias, e.pre, e.residual, seed_tensor if e.dropout_p else None, *scale_tensors(e.scales))
     key = None
     if e.custom is None and not eager.hooked() and eager.on_current(device):
         key = (
-            *(None if t is None else _described(t) for t in tensors), device, e.alpha, e.activation, e.dropout_p,
+            *(None if t is None else described(t) for t in tensors), device, e.alpha, e.activation, e.dropout_p,
             precision_of(a.dtype, precision), batch_invariant, forced,
+            e.scales is not None and e.scales.fast_accumulate,
         )  # fmt: skip
         entry = _OPERATIONS.get(key)
         if entry is not None:
             entry.run(device, tensors, seed)
             return
-    entry = _long_way(name, tensors, epilogue, precision, batch_invariant, forced)
+    entry = long_way(name, tensors, epilogue, precision, batch_invariant, forced)
     if key is not None and entry is not None:
         _OPERATIONS.put(key, entry)
 
 
-def _described(t: torch.Tensor) -> tuple[Any, ...]:
+def scale_tensors(scales: Scales | None) -> tuple[torch.Tensor | None, ...]:
+    """Scales of a and b, and block scales of a and b, as ``PLACES`` has them."""
+    if scales is None:
+        return None, None, None, None
+    return (None, None, scales.a, scales.b) if scales.granularity == "block" else (scales.a, scales.b, None, None)
+
+
+def described(t: torch.Tensor) -> tuple[Any, ...]:
+    """What a launch depends on of a tensor: the low bits of its address decide how Triton specialises."""
     return t.shape, t.stride(), t.dtype, t.data_ptr() & 15
 
 
-def _long_way(
+def long_way(
     name: str,
     tensors: tuple[torch.Tensor | None, ...],
     epilogue: Epilogue,
