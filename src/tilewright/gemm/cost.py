@@ -97,9 +97,9 @@ COMPUTED = frozenset({*FORWARD, "dropout", "custom"}) - {"relu", "relu2"}
 def keys(problem: Problem, plan: Plan) -> tuple[str, str]:
     """Names of a plan's tile in the sheet's tables, the one with the layout first.
 
-    The layout matters where the copy into shared memory has to turn an operand: float32, whose tensor cores take only
-    k-major operands, so are those of codes, and unaligned elements of one or two bytes, which come one by one. An epilogue that computes much
-    ("computed") is kinder to tiles of which several overlap.
+    The layout matters where the copy into shared memory has to turn an operand: float32 and codes, whose tensor cores
+    take only k-major operands, and unaligned elements of one or two bytes, which come one by one. An epilogue that
+    computes much ("computed") is kinder to tiles of which several overlap.
     """
     kind = {torch.float32: str(problem.precision), torch.float64: "float64"}.get(problem.dtype, "16-bit")
     if problem.scaled:

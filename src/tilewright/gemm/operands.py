@@ -34,8 +34,9 @@ class Scales:
 class Epilogue:
     """What happens to the sum, in this order. A step left at its default costs nothing.
 
-    ``scales`` come first (those of blocks within the sum). ``bias`` is (n,); ``residual`` and ``pre`` have C's shape and any strides. ``pre`` receives the value before the
-    activation. ``seed`` is an int or a one-element int64 tensor on the operands' device.
+    ``scales`` come first (those of blocks, within the sum). ``bias`` is (n,); ``residual`` and ``pre`` have C's shape
+    and any strides. ``pre`` receives the value before the activation. ``seed`` is an int or a one-element int64 tensor
+    on the operands' device.
     """
 
     alpha: float = 1.0

@@ -133,14 +133,14 @@ def scaled(
     activation: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(result, value before the activation) of a product of codes, in float32 as the kernels have it."""
+    # float64 holds every sum of int8 products that memory has room for
+    exact = torch.float64 if a.dtype is torch.int8 else torch.float32
     if scales.granularity == "block":
         k, n = b.shape
         of_a = scales.a.repeat_interleave(SCALE_BLOCK, -1)[..., :k]
         of_b = scales.b.repeat_interleave(SCALE_BLOCK, 0)[:k].repeat_interleave(SCALE_BLOCK, 1)[:, :n]
-        pre = torch.matmul(a.to(torch.float32) * of_a, b.to(torch.float32) * of_b)
+        pre = torch.matmul(a.to(exact) * of_a, b.to(exact) * of_b).to(torch.float32)
     else:
-        # float64 holds every sum of int8 products that memory has room for
-        exact = torch.float64 if a.dtype is torch.int8 else torch.float32
         pre = torch.matmul(a.to(exact), b.to(exact)).to(torch.float32)
         if scales.granularity == "tensor":
             pre = pre * (scales.a.reshape(()) * scales.b.reshape(()))

@@ -1,7 +1,8 @@
 """What happens to a block of sums on its way out: once, on the complete sum, in the accumulator's dtype.
 
-The steps compose in one order: scales of codes, ``alpha * acc``, ``+ bias``, activation, dropout, ``+ residual``, the caller's own
-function. A step that is not wanted is ``None`` (or 0), which Triton sees when it compiles, and costs nothing.
+The steps compose in one order: scales of codes, ``alpha * acc``, ``+ bias``, activation, dropout, ``+ residual``, the
+caller's own function. A step that is not wanted is ``None`` (or 0), which Triton sees when it compiles, and costs
+nothing.
 """
 
 import triton

@@ -126,9 +126,9 @@ def sum_registers(plan: Plan, problem: Problem, device: Device) -> int:
 def most_sum_registers(problem: Problem, device: Device) -> int:
     """How many registers the sum may take before what else a thread holds spills (seen in compiled candidates)."""
     asynchronous = device.has_tma  # products read shared memory themselves; before Hopper, through registers
+    if problem.dtype.itemsize == 1 and not asynchronous:  # operands pass through registers, 32 of k at once
+        return 32 if problem.dtype in FP8_DTYPES and device.backend == "hip" else 64  # there as float16
     if sums_slices(problem, device):  # a slice's own sum beside the whole
-        return 64
-    if problem.dtype.itemsize == 1 and not asynchronous:  # operands of 32 of k at once, or turned to float16
         return 64
     if problem.dtype is torch.float32:
         if problem.precision == "tf32x3":  # each operand's parts
@@ -144,7 +144,11 @@ def resident(plan: Plan, problem: Problem, device: Device, staged: int = 0) -> i
     by_memory = device.smem_per_sm // (smem_bytes(plan, problem, device, staged) + 1024)
     threads = device.warp_size * plan.num_warps
     # addresses, masks and operands in flight take about 48 registers beside the sum (60 to 90 with a heavy epilogue)
-    each = min(255, sum_registers(plan, problem, device) + (90 if is_heavy(problem) else 48))
+    held = sum_registers(plan, problem, device)
+    each = held + (90 if is_heavy(problem) else 48)
+    if sums_slices(problem, device):  # a second sum, until the epilogue
+        each = max(each, 2 * held + 32)
+    each = min(255, each)
     by_registers = device.registers_per_sm // (each * threads)
     return max(1, min(by_memory, by_registers, device.threads_per_sm // threads, device.blocks_per_sm))
 

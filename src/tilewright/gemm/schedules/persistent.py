@@ -168,13 +168,29 @@ _TILES = (
 )
 
 
+#: the same where each slice has a sum of its own, which the program waits for: small enough that programs share a
+#: multiprocessor, so that one multiplies while another adds
+_SLICED_TILES = (
+    (128, 128, 64, 8, 4),
+    (128, 128, 64, 8, 3),
+    (64, 256, 64, 8, 4),
+    (64, 128, 64, 4, 4),
+    (64, 128, 64, 4, 3),
+    (64, 128, 64, 4, 2),
+    (128, 64, 64, 4, 4),
+    (128, 64, 64, 4, 3),
+    (64, 64, 64, 4, 4),
+)
+
+
 #: tiles that are taken along m before the next column
 GROUPS = (8, 16)
 
 
 def candidates(problem: Problem, device: Device) -> list[Plan]:
     """Every plan worth trying; slices of k as long in bytes for every dtype."""
-    tiles = [(bm, bn, common.block_k(bk, problem, device), warps, stages) for bm, bn, bk, warps, stages in _TILES]
+    wanted = _SLICED_TILES if common.sums_slices(problem, device) else _TILES
+    tiles = [(bm, bn, common.block_k(bk, problem, device), warps, stages) for bm, bn, bk, warps, stages in wanted]
     made = (
         Plan(NAME, bm, bn, bk, group, warps, stages)
         for (bm, bn, bk, warps, stages), group in itertools.product(tiles, GROUPS)

@@ -146,8 +146,8 @@ _TILES = {
 }
 
 
-#: where loads are narrower than 4 bytes (elements of 1 or 2 bytes, unaligned): they cannot be asynchronous, so the slices
-#: wait in registers, and a slice is as long as those allow
+#: where loads are narrower than 4 bytes (elements of 1 or 2 bytes, unaligned): they cannot be asynchronous, so the
+#: slices wait in registers, and one is as long as those allow
 _NARROW_TILES = (
     (128, 128, 32, 8, 2),
     (64, 128, 32, 4, 2),
