@@ -69,9 +69,9 @@ LAYOUTS = ("rows", "columns", "padded", "sliced", "sliced_rows", "offset_1", "of
 
 
 def laid(x: torch.Tensor, how: str) -> torch.Tensor:
-    """``x`` (.., rows, cols) with the same values and other strides, inside memory that is NaN everywhere else."""
+    """``x`` (.., rows, cols) with the same values and other strides, in memory that is NaN (integers: 99) elsewhere."""
     *batch, r, c = x.shape
-    nan = math.nan
+    nan = math.nan if x.is_floating_point() else 99
     if how == "rows":
         view = x.new_full((*batch, r, c), nan)
     elif how == "columns":

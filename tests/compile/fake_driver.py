@@ -1,4 +1,4 @@
-"""A process in which Triton launches with its own launchers, on a CUDA driver (``fake_libcuda.c``) that notes launches."""
+"""A process in which Triton launches with its own launchers, on a CUDA driver (``fake_libcuda.c``) that keeps notes."""
 
 from __future__ import annotations
 

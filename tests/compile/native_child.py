@@ -10,7 +10,7 @@ import torch
 
 from compile import fake_driver
 from tilewright.gemm import eager, planner
-from tilewright.gemm.operands import Epilogue, Operands, canonical_views
+from tilewright.gemm.operands import Epilogue, canonical_views
 from tilewright.gemm.plan import Plan
 from tilewright.gemm.schedules import SCHEDULES
 from tilewright.runtime import eager as runtime

@@ -103,15 +103,18 @@ COMPUTED = frozenset({*FORWARD, "dropout", "custom"}) - {"relu", "relu2"}
 def keys(problem: Problem, plan: Plan) -> tuple[str, str]:
     """Names of a plan's tile in the sheet's tables, the one with the layout first.
 
-    The layout matters where the copy into shared memory has to turn an operand: float32, whose tensor cores take only
-    k-major operands, and unaligned elements of two bytes, which come one by one. An epilogue that computes much
-    ("computed") is kinder to tiles of which several overlap.
+    The layout matters where the copy into shared memory has to turn an operand: float32 and codes, whose tensor cores
+    take only k-major operands, and unaligned elements of one or two bytes, which come one by one. An epilogue that
+    computes much ("computed") is kinder to tiles of which several overlap.
     """
     kind = {torch.float32: str(problem.precision), torch.float64: "float64"}.get(problem.dtype, "16-bit")
+    if problem.scaled:
+        kind = "int8" if problem.dtype is torch.int8 else "float8 fast" if problem.fast_accumulate else "float8"
+        kind += " block" if problem.scaled == "block" else ""
     narrow = plan.schedule == "tile" and problem.alignment != ALIGNED
     tile = f"{kind} {plan.schedule} {plan.block_m}x{plan.block_n}x{plan.block_k} {plan.num_warps}"
     tile += " unaligned" if narrow else ""
-    if narrow or problem.dtype is torch.float32:
+    if narrow or problem.dtype is torch.float32 or problem.scaled:
         return f"{tile} {problem.layout}", tile
     return (f"{tile} computed" if not COMPUTED.isdisjoint(problem.epilogue) else tile), tile
 

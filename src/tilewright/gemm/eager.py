@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tilewright.gemm import planner
-from tilewright.gemm.operands import Epilogue, canonical_views
+from tilewright.gemm.operands import Epilogue, Scales, canonical_views
 from tilewright.gemm.plan import Plan
 from tilewright.gemm.problem import precision_of
 from tilewright.gemm.schedules import SCHEDULES
@@ -34,12 +34,13 @@ def run(
         return
     e, device = epilogue, a.get_device()
     seed, seed_tensor = (e.seed, None) if isinstance(e.seed, int) else (0, e.seed)
-    extras = (e.bias, e.pre, e.residual, seed_tensor if e.dropout_p else None)
+    extras = (e.bias, e.pre, e.residual, seed_tensor if e.dropout_p else None, *scale_tensors(e.scales))
     key = None
     if e.custom is None and not eager.hooked() and eager.on_current(device):
         key = (
             *(None if t is None else described(t) for t in (a, b, out, *extras)), device, e.alpha, e.activation,
             e.dropout_p, precision_of(a.dtype, precision), batch_invariant, forced,
+            e.scales is not None and e.scales.fast_accumulate,
         )  # fmt: skip
         entry = _OPERATIONS.get(key)
         if entry is not None:
@@ -48,6 +49,13 @@ def run(
     entry = long_way(name, a, b, out, epilogue, precision, batch_invariant, forced)
     if key is not None and entry is not None:
         _OPERATIONS.put(key, entry)
+
+
+def scale_tensors(scales: Scales | None) -> tuple[torch.Tensor | None, ...]:
+    """Scales of a and b, and block scales of a and b, as ``PLACES`` has them."""
+    if scales is None:
+        return None, None, None, None
+    return (None, None, scales.a, scales.b) if scales.granularity == "block" else (scales.a, scales.b, None, None)
 
 
 def described(t: torch.Tensor) -> tuple[Any, ...]:

@@ -157,7 +157,7 @@ class _Product(torch.autograd.Function):
 
 
 #: ``_Product.apply`` without its Python (1.7 of 5 microseconds), which looks for transforms of torch.func: none is on
-_record: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Product).apply  # type: ignore[misc]
+_record: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Product).apply
 
 # of two tensors, the operands whose product is a gradient
 

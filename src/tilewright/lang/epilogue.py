@@ -1,7 +1,8 @@
 """What happens to a block of sums on its way out: once, on the complete sum, in the accumulator's dtype.
 
-The steps compose in one order: ``alpha * acc``, ``+ bias``, activation, dropout, ``+ residual``, the caller's own
-function. A step that is not wanted is ``None`` (or 0), which Triton sees when it compiles, and costs nothing.
+The steps compose in one order: scales of codes, ``alpha * acc``, ``+ bias``, activation, dropout, ``+ residual``, the
+caller's own function. A step that is not wanted is ``None`` (or 0), which Triton sees when it compiles, and costs
+nothing.
 
 Kernels in Triton and in Gluon call these functions: so they make no block out of nothing (Gluon would have to be told
 its layout), but out of those that they are given.
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 
 from tilewright.lang.philox import drop_sixteens, keep_each
+from tilewright.lang.scales import rescale
 
 
 @triton.jit
@@ -49,11 +51,13 @@ def finish(acc, z, z0, z1, rows, cols, m, n, seed, threshold, steps, ACTIVATION:
     """Apply every wanted step to ``acc``, a block of C at (z, rows, cols).
 
     steps: (alpha parts, (p_bias, stride), (p_pre, strides), (p_residual, strides), (p_seed, scale parts), tensors of
-    CUSTOM).
+    CUSTOM, scales of A, scales of B, and what the main loop has applied: block scales of A, of B).
     ``pre`` receives the value before the activation, which the backward needs.
     """
-    alpha, bias, pre, residual, dropout, custom = steps
+    alpha, bias, pre, residual, dropout, custom, scale_a, scale_b, _, _ = steps
     inside = (rows[:, None] < m) & (cols[None, :] < n)
+    if scale_a is not None:
+        acc = rescale(acc, scale_a, scale_b, z0, z1, rows, cols, m, n)
     if alpha is not None:
         acc = acc * scalar(alpha, acc)
     if bias is not None:

@@ -57,9 +57,7 @@ class Native:
             self.args = head + self.args
             self.places = [place + len(head) for place in self.places]
 
-    def _record(
-        self, kernel: Any, plain: list[Any], descriptors: dict[int, Any]
-    ) -> list[Callable[[Any], Any]] | None:
+    def _record(self, kernel: Any, plain: list[Any], descriptors: dict[int, Any]) -> list[Callable[[Any], Any]] | None:
         """Find function and fixed arguments; an encoder for each descriptor, or ``None`` where that is not known to be
         right."""
         metadata, launcher = kernel.metadata, kernel.run

@@ -95,6 +95,8 @@ def supports(problem: Problem, device: Device) -> str | None:
     """Why this schedule cannot run the problem on the device, or ``None``."""
     if problem.batch_invariant:
         return "it is for few rows, and a batch-invariant product runs the same whatever their number"
+    if problem.scaled:
+        return "it sums no codes"
     if min(problem.m, problem.n) > MOST_VECTORS:
         return f"it is for {MOST_VECTORS} rows of A or columns of B at the most"
     return common.refuses_dtype(problem, device)

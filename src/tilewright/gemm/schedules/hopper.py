@@ -137,7 +137,7 @@ def columns(acc, PARTS: gl.constexpr):
         for i in gl.static_range(len(parts)):
             part = parts[i]
             halves += part.reshape(part.shape[0], 2, part.shape[1] // 2).permute(0, 2, 1).split()
-        parts = halves
+        parts = halves  # type: ignore[assignment]
     # the layout has a simpler name, which an epilogue that deals a part out and joins it again arrives at as well
     named = ()
     LAYOUT: gl.constexpr = part_layout(acc.shape[0], acc.shape[1] // PARTS)
@@ -354,7 +354,7 @@ GROUPS = (4, 8, 16)
 
 def tiled(name: str, problem: Problem, device: Device) -> list[Plan]:
     """The tiles and orders worth trying under the schedule of that name."""
-    tiles = [(bm, bn, common.block_k(bk, problem), warps, stages) for bm, bn, bk, warps, stages in _TILES]
+    tiles = [(bm, bn, common.block_k(bk, problem, device), warps, stages) for bm, bn, bk, warps, stages in _TILES]
     made = (
         Plan(name, bm, bn, bk, group, warps, stages)
         for (bm, bn, bk, warps, stages), group in itertools.product(tiles, GROUPS)

@@ -22,6 +22,7 @@ from tilewright.gemm.schedules import common
 from tilewright.lang.dot import dot
 from tilewright.lang.epilogue import finish, offsets
 from tilewright.lang.order import tile_of
+from tilewright.lang.scales import dot_block
 from tilewright.runtime.devices import Device
 from tilewright.runtime.launch import Call
 
@@ -89,7 +90,12 @@ def persistent_kernel(desc_a, desc_b, p_c, m, n, k, batch, batch_first, strides_
         for i in range(slices):
             a = load_block(desc_a, z, tile_m * BLOCK_M, i * BLOCK_K, BLOCK_M, BLOCK_K, TRANSPOSED_A, BATCHED)
             b = load_block(desc_b, z, i * BLOCK_K, tile_n * BLOCK_N, BLOCK_K, BLOCK_N, TRANSPOSED_B, BATCHED)
-            acc = dot(a, b, acc, PRECISION)
+            if steps[8] is not None:
+                rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+                cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+                acc = dot_block(a, b, acc, steps[8], steps[9], z, z, rows, cols, i, m, n)
+            else:
+                acc = dot(a, b, acc, PRECISION)
         parts = columns(acc, PARTS)
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         for part in tl.static_range(PARTS):
@@ -150,7 +156,7 @@ def staged(plan: Plan, problem: Problem) -> int:
     return piece * out * (1 if common.EXCHANGED.isdisjoint(problem.epilogue) else 2)
 
 
-#: (block_m, block_n, block_k, warps, stages) of operands of two bytes
+#: (block_m, block_n, block_k, warps, stages) of operands of two bytes; ``common.block_k`` makes those of others
 _TILES = (
     (128, 256, 64, 8, 4),
     (128, 256, 64, 8, 3),
@@ -167,13 +173,29 @@ _TILES = (
 )
 
 
+#: the same where each slice has a sum of its own, which the program waits for: small enough that programs share a
+#: multiprocessor, so that one multiplies while another adds
+_SLICED_TILES = (
+    (128, 128, 64, 8, 4),
+    (128, 128, 64, 8, 3),
+    (64, 256, 64, 8, 4),
+    (64, 128, 64, 4, 4),
+    (64, 128, 64, 4, 3),
+    (64, 128, 64, 4, 2),
+    (128, 64, 64, 4, 4),
+    (128, 64, 64, 4, 3),
+    (64, 64, 64, 4, 4),
+)
+
+
 #: tiles that are taken along m before the next column
 GROUPS = (8, 16)
 
 
 def candidates(problem: Problem, device: Device) -> list[Plan]:
     """Every plan worth trying; slices of k as long in bytes for every dtype."""
-    tiles = [(bm, bn, common.block_k(bk, problem), warps, stages) for bm, bn, bk, warps, stages in _TILES]
+    wanted = _SLICED_TILES if common.sums_slices(problem, device) else _TILES
+    tiles = [(bm, bn, common.block_k(bk, problem, device), warps, stages) for bm, bn, bk, warps, stages in wanted]
     made = (
         Plan(NAME, bm, bn, bk, group, warps, stages)
         for (bm, bn, bk, warps, stages), group in itertools.product(tiles, GROUPS)

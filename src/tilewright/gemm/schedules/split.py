@@ -120,6 +120,8 @@ def supports(problem: Problem, device: Device) -> str | None:
     """Why this schedule cannot run the problem on the device, or ``None``."""
     if problem.dtype is torch.float64:
         return "its partial sums are float32; the tile schedule runs float64"
+    if problem.scaled:
+        return "it sums no codes"
     if (problem.alignment or ALIGNED) < 4:
         return f"operands are aligned to {problem.alignment} bytes; loads that narrow cannot be asynchronous"
     return common.refuses_dtype(problem, device)
@@ -168,7 +170,7 @@ def candidates(problem: Problem, device: Device) -> list[Plan]:
     """Every plan worth trying: no split where tiles nearly fill the device, and no more parts than it can hold."""
     found = []
     for bm, bn, bk, warps, stages, swap in _TILES:
-        plan = Plan(NAME, bm, bn, common.block_k(bk, problem), 1, warps, stages, swap=swap)
+        plan = Plan(NAME, bm, bn, common.block_k(bk, problem, device), 1, warps, stages, swap=swap)
         plan = common.fit_stages(plan, problem, device)
         tiles = triton.cdiv(problem.m, bm) * triton.cdiv(problem.n, bn) * problem.batch
         if problem.m < _MANY_ROWS:

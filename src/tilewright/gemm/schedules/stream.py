@@ -31,7 +31,7 @@ staged = hopper.staged
 
 def streamed(plan: Plan, m: int, n: int, device: Device) -> int:
     """Tiles that are dealt out slice by slice: what does not fill the device, and as many again as do."""
-    tiles = triton.cdiv(m, plan.block_m) * triton.cdiv(n, plan.block_n)
+    tiles: int = triton.cdiv(m, plan.block_m) * triton.cdiv(n, plan.block_n)
     return tiles if tiles < 2 * device.sms else tiles % device.sms + device.sms
 
 
