@@ -18,9 +18,9 @@ from tilewright.lang.scales import rescale
 @triton.jit
 def scalar(parts, like):
     """A number handed over as float32 parts (three keep a float64 whole), in the dtype of ``like``."""
-    value = parts[0].to(like.dtype)
+    value = tl.cast(parts[0], like.dtype)  # a plain float where kernels are interpreted
     if len(parts) == 3:
-        value = value + parts[1].to(like.dtype) + parts[2].to(like.dtype)
+        value = value + tl.cast(parts[1], like.dtype) + tl.cast(parts[2], like.dtype)
     return value
 
 

@@ -142,7 +142,7 @@ def columns(acc, PARTS: gl.constexpr):
     named = ()
     LAYOUT: gl.constexpr = part_layout(acc.shape[0], acc.shape[1] // PARTS)
     for i in gl.static_range(PARTS):
-        named += (gl.convert_layout(parts[i], LAYOUT, assert_trivial=True),)
+        named += (gl.convert_layout(parts[i], LAYOUT, assert_trivial=True),)  # type: ignore[assignment]
     return named
 
 
