@@ -43,6 +43,10 @@ NAME = "hopper"
 #: versions of Triton whose Gluon this file was compiled with: from the first up to, not including, the second
 TRITON = ((3, 6), (3, 10))
 
+# the names of a bulk tensor copy since Triton 3.7; 3.6 has them under the older ones, with the same arguments
+async_load = getattr(tma, "async_load", tma.async_copy_global_to_shared)
+async_store = getattr(tma, "async_store", tma.async_copy_shared_to_global)
+
 
 @gluon.jit
 def segment(index, tiles, slices, streamed, share):
@@ -102,12 +106,12 @@ def produce(desc_a, desc_b, ring_a, ring_b, full, empty, m, n, k, streamed, shar
                     at = [i * BLOCK_K, row]
                 else:
                     at = [row, i * BLOCK_K]
-                tma.async_copy_global_to_shared(desc_a, at, ready, ring_a.index(stage * CONSUMERS + part))
+                async_load(desc_a, at, ready, ring_a.index(stage * CONSUMERS + part))
             if TRANSPOSED_B:
                 at_b = [tile_n * BLOCK_N, i * BLOCK_K]
             else:
                 at_b = [i * BLOCK_K, tile_n * BLOCK_N]
-            tma.async_copy_global_to_shared(desc_b, at_b, ready, ring_b.index(stage))
+            async_load(desc_b, at_b, ready, ring_b.index(stage))
             stage += 1
             if stage == STAGES:
                 stage = 0
@@ -236,7 +240,7 @@ def consume(p_c, p_partials, p_flags, ring_a, ring_b, out, full, empty, m, n, k,
                     tma.store_wait(pendings=1)
                     leaving.store(x.to(p_c.dtype))
                     fence_async_shared()
-                    tma.async_copy_shared_to_global(p_c, [row, col], leaving)
+                    async_store(p_c, [row, col], leaving)
                 else:
                     p_block = p_c + offsets(strides_c, zero, zero, rows, cols)
                     gl.store(p_block, x.to(p_c.dtype.element_ty), mask=(rows[:, None] < m) & (cols[None, :] < n))
@@ -290,13 +294,19 @@ _GLUON = {
     torch.bfloat16: gl.bfloat16,
     torch.float32: gl.float32,
 }
-#: elements of a part of C, which leaves at a time: 32 of each thread. An epilogue has room for that many beside the sum
-PART = 64 * 64
+#: steps of an epilogue of which a thread has room for one beside a sum of 128 registers and 32 elements of C
+_WIDE = frozenset({"pre", "dropout", "residual"})
 
 
 def consumers(plan: Plan) -> int:
     """Groups of four multiplying warps."""
     return plan.num_warps // 4
+
+
+def part_of(plan: Plan, problem: Problem) -> int:
+    """Elements of a part of C, which leaves at a time: 32 of each thread, or 16 where the epilogue would spill."""
+    crowded = plan.block_m * plan.block_n // consumers(plan) > 64 * 128 and len(_WIDE.intersection(problem.epilogue)) > 1
+    return 64 * 32 if crowded else 64 * 64
 
 
 def supports(problem: Problem, device: Device) -> str | None:
@@ -337,7 +347,7 @@ def refuses(plan: Plan, problem: Problem, device: Device) -> str | None:
 
 def staged(plan: Plan, problem: Problem) -> int:
     """Bytes of shared memory through which C leaves: two parts for each group of warps."""
-    return 2 * consumers(plan) * PART * (problem.out_dtype or problem.dtype).itemsize
+    return 2 * consumers(plan) * part_of(plan, problem) * (problem.out_dtype or problem.dtype).itemsize
 
 
 def resident(plan: Plan, problem: Problem, device: Device) -> int:
@@ -404,12 +414,13 @@ def launch_of(
     transposed_a, transposed_b = letter(a) == "t", letter(b) == "t"
     bm, bn, bk = plan.block_m, plan.block_n, plan.block_k
     rows = bm // consumers(plan)
+    part = part_of(plan, operands.problem)
     by_descriptor = letter(c) == "n" and alignment(c) == ALIGNED
     steps, seed, threshold, meta, writes = common.steps(operands, device, position=13)
     partials, flags = memory or (None, None)
     args = (
         _descriptor(a, rows, bk, transposed_a), _descriptor(b, bk, bn, transposed_b),
-        _descriptor(c, rows, PART // rows, False) if by_descriptor else c,
+        _descriptor(c, rows, part // rows, False) if by_descriptor else c,
         partials, flags, m, n, k, streamed, share, c.stride(), seed, threshold, steps,
     )  # fmt: skip
     constexprs = {
@@ -422,7 +433,7 @@ def launch_of(
         "CONSUMERS": consumers(plan),
         "TRANSPOSED_A": transposed_a,
         "TRANSPOSED_B": transposed_b,
-        "PARTS": bn * rows // PART,
+        "PARTS": bn * rows // part,
         "STREAM": memory is not None,
         "STORE": "descriptor" if by_descriptor else "pointer",
         "ACTIVATION": meta["ACTIVATION"],
