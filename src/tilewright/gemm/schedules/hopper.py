@@ -305,8 +305,8 @@ def consumers(plan: Plan) -> int:
 
 def part_of(plan: Plan, problem: Problem) -> int:
     """Elements of a part of C, which leaves at a time: 32 of each thread, or 16 where the epilogue would spill."""
-    crowded = plan.block_m * plan.block_n // consumers(plan) > 64 * 128 and len(_WIDE.intersection(problem.epilogue)) > 1
-    return 64 * 32 if crowded else 64 * 64
+    full = plan.block_m * plan.block_n // consumers(plan) > 64 * 128
+    return 64 * 32 if full and len(_WIDE.intersection(problem.epilogue)) > 1 else 64 * 64
 
 
 def supports(problem: Problem, device: Device) -> str | None:

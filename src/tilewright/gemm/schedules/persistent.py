@@ -150,10 +150,11 @@ def parts_of(plan: Plan, problem: Problem) -> int:
 
 
 def staged(plan: Plan, problem: Problem) -> int:
-    """Bytes of shared memory through which a piece of C leaves, and what it loads or stores beside changes layout."""
+    """Bytes of shared memory through which a piece of C leaves, and what is loaded or stored beside it changes layout:
+    as float32 where that is column-major or unaligned, which a problem does not say."""
     out = (problem.out_dtype or problem.dtype).itemsize
     piece = plan.block_m * plan.block_n // parts_of(plan, problem)
-    return piece * out * (1 if common.EXCHANGED.isdisjoint(problem.epilogue) else 2)
+    return piece * (out if common.EXCHANGED.isdisjoint(problem.epilogue) else out + max(out, 4))
 
 
 #: (block_m, block_n, block_k, warps, stages) of operands of two bytes; ``common.block_k`` makes those of others
