@@ -5,6 +5,8 @@ from tilewright.gemm.matmul import addmm, linear, matmul
 from tilewright.gemm.plan import Plan
 from tilewright.gemm.planner import plan, plans
 from tilewright.gemm.problem import Problem
+from tilewright.gemm.tuning import Tuned, tune
+from tilewright.gemm.warmup import warmup
 from tilewright.lab.explain import Explanation, explain
 from tilewright.runtime.devices import Device
 
@@ -13,6 +15,7 @@ __all__ = [
     "Explanation",
     "Plan",
     "Problem",
+    "Tuned",
     "__version__",
     "addmm",
     "explain",
@@ -20,4 +23,6 @@ __all__ = [
     "matmul",
     "plan",
     "plans",
+    "tune",
+    "warmup",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from tilewright.gemm import arguments, planner
 from tilewright.gemm.operands import Epilogue, canonical_views
 from tilewright.gemm.plan import Plan
-from tilewright.gemm.problem import ACTIVATIONS, FLOAT_DTYPES, precision_of
+from tilewright.gemm.problem import ACTIVATIONS, FLOAT_DTYPES, Problem, precision_of
 from tilewright.gemm.schedules import SCHEDULES
 from tilewright.gemm.schedules.common import PLACES
 from tilewright.runtime import eager
@@ -142,6 +143,8 @@ def _long_way(
         problem = operands.problem
         if forced is not None:
             planner.check(forced, problem, device, name)
+        if forced is None and os.environ.get("TILEWRIGHT_TUNE") and eager.on_current(a.get_device()):
+            _tune_first(problem, device)
         plan = forced or planner.plan(problem, device)
         call = SCHEDULES[plan.schedule].prepare(plan, operands, device)
         kernel = launch(call)
@@ -155,3 +158,17 @@ def _long_way(
         )
         made.append(eager.Entry(call, kernel, places, last - 2, out))
     return made[0] if len(made) == 1 else None
+
+
+def _tune_first(problem: Problem, device: Device) -> None:
+    """Tune a problem before its first launch, where ``TILEWRIGHT_TUNE`` asks for it."""
+    from tilewright.gemm import tuning  # which launches through this module
+
+    if tuning.wanted():
+        tuning.first_call(problem, device)
+
+
+def forget() -> None:
+    """Plan every product anew at its next call: stored plans have changed."""
+    _OPERATIONS.clear()
+    _CALLS.clear()

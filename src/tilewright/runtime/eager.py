@@ -172,6 +172,10 @@ class Cache:
             self._entries.clear()
         self._entries[key] = entry
 
+    def clear(self) -> None:
+        """Forget every launch."""
+        self._entries.clear()
+
     def __len__(self) -> int:
         return len(self._entries)
 
