@@ -27,8 +27,8 @@ from tilewright.runtime.devices import Device
 SHEETS = Path(__file__).parents[1] / "src" / "tilewright" / "data" / "devices"
 #: fitted for the whole device, and for each schedule
 SHARED = ("launch_us", "narrow_wait_us", "narrow_load_ns", "l2_gbps_per_sm", "store_gbps_per_sm", "heavy_us_per_mb")
-SHARED = (*SHARED, "memory_efficiency")
-BY_SCHEDULE = ("fill_us", "wait_us")
+SHARED = (*SHARED, "join_us")
+BY_SCHEDULE = ("fill_us", "wait_us", "memory_efficiency")
 #: how firmly a constant is held at its default, against one unit of logarithmic error
 HOLD_SHARED, HOLD_TILE = 0.02, 0.15
 
@@ -85,7 +85,7 @@ def main() -> None:
         np.concatenate(
             [
                 [cost.DEFAULTS[n] for n in SHARED],
-                np.repeat([cost.DEFAULTS[n] for n in BY_SCHEDULE], len(schedules)),
+                [cost.default(s, n) for n in BY_SCHEDULE for s in schedules],
                 np.full(len(keys), cost.DEFAULTS["rate"]),
                 np.ones(len(keys)),
             ]

@@ -51,6 +51,7 @@ class Mutation(NamedTuple):
 
 
 TILE, PERSISTENT = "gemm/schedules/tile.py", "gemm/schedules/persistent.py"
+SPLIT, GEMV, PARTIAL = "gemm/schedules/split.py", "gemm/schedules/gemv.py", "lang/partial.py"
 COMMON, OPERANDS, OPS = "gemm/schedules/common.py", "gemm/operands.py", "gemm/ops.py"
 EPILOGUE, PHILOX, ACTIVATIONS = "lang/epilogue.py", "lang/philox.py", "lang/activations.py"
 COST, TRAFFIC, PLANNER = "gemm/cost.py", "gemm/traffic.py", "gemm/planner.py"
@@ -63,6 +64,7 @@ INVARIANT, STORED_TESTS = "gemm/test_batch_invariant.py", "tune/test_stored.py"
 PLANS, SIMULATED, LAUNCH = "gemm/test_planner.py", "gemm/test_traffic.py", "runtime/test_launch.py"
 WORDS, ORDER, TEXT = "lang/test_philox.py", "lang/test_order.py", "gemm/test_plan_text.py"
 ADDMM, LINEAR, FAR = "gemm/test_addmm.py", "gemm/test_linear.py", "gemm/test_far.py"
+FEW = "gemm/test_few_rows.py"
 MORE, MORE_LANG = "gemm/test_survivors.py", "lang/test_survivors_lang.py"
 
 # fmt: off
@@ -101,6 +103,24 @@ _ROWS: tuple[tuple[str, ...], ...] = (
      FORCED),
     (PERSISTENT, "mask=(rows[:, None] < m) & (cols[None, :] < n)", "mask=rows[:, None] < m",
      "the n mask of a store by pointers", MORE),
+    # the split schedule and gemv
+    (PARTIAL, "first = part * each + tl.minimum(part, more)", "first = part * each", "where a part of k starts",
+     FEW),
+    (PARTIAL, "(part < more).to(tl.int32)", "(part <= more).to(tl.int32)", "where a part of k ends", FEW),
+    (PARTIAL, "== SPLIT - 1", "== 0", "that the last program adds the parts", FEW),
+    (PARTIAL, "for other in tl.static_range(1, SPLIT):", "for other in tl.static_range(SPLIT - 1, 0, -1):",
+     "the order in which parts are added", FEW),
+    (PARTIAL, "tl.store(p_arrived + tile, 0)", "tl.store(p_arrived + tile, SPLIT)", "the counter after a launch", FEW),
+    (PARTIAL, "tile.to(tl.int64) * (SPLIT * SIZE)", "tile.to(tl.int64) * SIZE", "where a tile's parts lie", FEW),
+    (SPLIT, "acc = acc.T", "acc = tl.reshape(acc, (BLOCK_M, BLOCK_N))", "turning a swapped sum back", FEW),
+    (SPLIT, "strides_a, z0, z1, rows, ks) + first * step_a", "strides_a, z0, z1, rows, ks)", "where a part of A starts",
+     FEW),
+    (SPLIT, "mask=m_b & (ks[:, None] < left)", "mask=m_b", "the k mask of B by pointers", FEW),
+    (SPLIT, "and not problem.batch_invariant", "", "one way to load, whatever the rows", FEW),
+    (GEMV, "(ks < k - i * BLOCK_K)", "(ks < k)", "the k mask", FEW),
+    (GEMV, "m_b = (cols < n)", "m_b = (cols <= n)", "the n mask, off by one", FEW),
+    (GEMV, 'meta["DROPOUT"] = min(meta["DROPOUT"], 1)', "pass", "dropout in blocks of few columns", FEW),
+    (GEMV, "if problem.batch_invariant:", "if False:", "the refusal of batch invariance", FEW),
     # program order
     ("lang/order.py", "size = tl.minimum(tiles_outer - first, GROUP)", "size = GROUP", "the width of the last band",
      ORDER),
@@ -193,7 +213,8 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     (PLANNER, "not problem.batch_invariant or invariant.belongs(measured[0], problem, device)", "True",
      "stored plans of batch-invariant products", INVARIANT),
     (FAMILIES, "replace(made, block_k=shared.block_k)", "made", "the slices of a family's members", INVARIANT),
-    (FAMILIES, "if problem.m != 1 or problem.layout[0] != \"n\":", "if True:", "the alignment of a single row", INVARIANT),
+    (FAMILIES, 'if problem.m != 1 or problem.layout[0] != "n":', "if True:", "the alignment of a single row",
+     INVARIANT),
     (FAMILIES, "device.has_tma and plan.block_m >= 64", "device.has_tma", "tiles of too few rows for a warp group",
      INVARIANT),
     (STORED, "if schedule is not None and schedule.refuses(plan, problem, device) is None", "if schedule is not None",
@@ -206,15 +227,16 @@ _ROWS: tuple[tuple[str, ...], ...] = (
      "the refusal of a plan", PLANS),
     (COMMON, "if held > most_sum_registers(problem, device):", "if held > 2 * most_sum_registers(problem, device):",
      "the registers that a tile may take", MORE),
-    (COMMON, "if plan.split_k != 1:", "if plan.split_k < 1:", "the refusal to split k", PLANS),
-    ("gemm/plan.py", 'order=given.get("order", "m")', 'order="m"', "reading a plan's order", TEXT),
-    ("gemm/plan.py", "if value & (value - 1) or value < 16:", "if value < 16:", "tiles that are powers of two", TEXT),
+    (COMMON, "if plan.split_k != 1 and not splits:", "if plan.split_k < 1:", "the refusal to split k", PLANS),
+    ("gemm/plan.py", 'order, swap = given.pop("order", "m")', 'order, swap = (given.pop("order", "m"), "m")[1]',
+     "reading a plan's order", TEXT),
+    ("gemm/plan.py", "if value & (value - 1):", "if value > 2**20:", "tiles that are powers of two", TEXT),
     # predicted time and bytes
     (COST, 'out *= 1 + problem.epilogue.count("residual") +', "out *= 1 +", "the bytes of a residual in the model",
      MORE),
-    (COST, "l2_bytes=round(tiles * f.slices * f.slice_kb * 1e3)", "l2_bytes=round(tiles * f.slice_kb * 1e3)",
+    (COST, "l2_bytes=round(tiles * plan.split_k * f.slices * f", "l2_bytes=round(tiles * plan.split_k * f",
      "the bytes that the L2 moves in the model", MORE),
-    (COST, "fill = (tiles - (waves - 1) * programs) / programs", "fill = (tiles - waves * programs) / programs",
+    (COST, "fill = (tiles * plan.split_k - (waves - 1) *", "fill = (tiles * plan.split_k - waves *",
      "the useful share of the last wave", MORE),
     (COST, "if a + b <= capacity:", "if a + b > capacity:", "operands that the L2 holds", MORE),
     ("gemm/problem.py", "self.m * self.n * out * (1 + extra)", "self.m * self.n * out", "the least bytes of a problem",

@@ -69,9 +69,9 @@ LAYOUTS = ("rows", "columns", "padded", "sliced", "sliced_rows", "offset_1", "of
 
 
 def laid(x: torch.Tensor, how: str) -> torch.Tensor:
-    """``x`` (.., rows, cols) with the same values and other strides, inside memory that is NaN everywhere else."""
+    """``x`` (.., rows, cols) with the same values and other strides, in memory that is NaN (integers: 99) elsewhere."""
     *batch, r, c = x.shape
-    nan = math.nan
+    nan = math.nan if x.is_floating_point() else 99
     if how == "rows":
         view = x.new_full((*batch, r, c), nan)
     elif how == "columns":
@@ -203,9 +203,12 @@ def peer(
 ) -> torch.Tensor:
     """PyTorch's own product in the same dtypes; the epilogue in the accumulator's dtype, rounded once.
 
-    That is the tightest yardstick that PyTorch offers: its eager operations would round after every step.
+    That is the tightest yardstick that PyTorch offers: its eager operations would round after every step. A wider
+    output comes out of the same tensor cores on a GPU; on a CPU, from wider operands.
     """
     if out_dtype.itemsize > a.dtype.itemsize:
+        if a.is_cuda and a.ndim == b.ndim == 2 and out_dtype is torch.float32:
+            return finished(torch.mm(a, b, out_dtype=out_dtype), **options)
         a, b = a.to(out_dtype), b.to(out_dtype)
     tf32 = a.dtype is torch.float32 and precision == "tf32"
     if tf32 and a.device.type == "cpu":

@@ -5,6 +5,7 @@ from tilewright.gemm.matmul import addmm, linear, matmul
 from tilewright.gemm.plan import Plan
 from tilewright.gemm.planner import plan, plans
 from tilewright.gemm.problem import Problem
+from tilewright.gemm.scaled import scaled_matmul
 from tilewright.gemm.tuning import Tuned, tune
 from tilewright.gemm.warmup import warmup
 from tilewright.lab.explain import Explanation, explain
@@ -23,6 +24,7 @@ __all__ = [
     "matmul",
     "plan",
     "plans",
+    "scaled_matmul",
     "tune",
     "warmup",
 ]

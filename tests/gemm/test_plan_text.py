@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 
-POWERS = st.sampled_from([2**i for i in range(4, 11)])
+POWERS = st.sampled_from([2**i for i in range(11)])
 PLANS = st.builds(
     tw.Plan,
     st.sampled_from(["tile", "persistent", "split-k", "a_schedule_to_come"]),
@@ -20,6 +20,7 @@ PLANS = st.builds(
     num_stages=st.integers(1, 12),
     split_k=st.integers(1, 1000),
     order=st.sampled_from("mn"),
+    swap=st.booleans(),
 )
 
 
@@ -47,6 +48,7 @@ def test_options_have_defaults_and_any_order():
     [
         "", "tile", "tile 64x64", "tile 64x64x64x64", "tile axbxc", "64x64x64", "tile 64x64x64 warps",
         "tile 64x64x64 warps=", "tile 64x64x64 wings=2", "tile 64x64x64 warps=4=4", "tile 64x64x64 stages=2.5",
+        "tile 64x64x64 swap", "tile 64x64x64 swap=1",
     ],
 )  # fmt: skip
 def test_text_of_another_form_is_refused(text):
@@ -58,7 +60,7 @@ def test_text_of_another_form_is_refused(text):
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ("tile 8x64x64", "block_m"), ("tile 64x48x64", "block_n"), ("tile 64x64x-64", "block_k"),
+        ("tile 24x64x64", "block_m"), ("tile 64x48x64", "block_n"), ("tile 64x64x-64", "block_k"),
         ("tile 64x64x64 group=0", "group_m"), ("tile 64x64x64 warps=3", "num_warps"),
         ("tile 64x64x64 warps=64", "num_warps"), ("tile 64x64x64 stages=0", "num_stages"),
         ("tile 64x64x64 split=0", "split_k"), ("tile 64x64x64 order=k", "order"),
@@ -67,6 +69,11 @@ def test_text_of_another_form_is_refused(text):
 def test_numbers_that_no_plan_has_are_refused(text, field):
     with pytest.raises(ValueError, match=rf"^tilewright\.Plan: {field} is "):
         tw.Plan.parse(text)
+
+
+def test_what_is_no_swap_is_refused():
+    with pytest.raises(ValueError, match=r"^tilewright\.Plan: swap is 1; it must be True or False$"):
+        tw.Plan("split", 16, 16, 16, swap=1)
 
 
 def test_a_plan_cannot_be_changed():

@@ -314,6 +314,10 @@ def test_bad_calls(changes: dict[str, object], words: str) -> None:
         simulate(Problem(64, 64, 64), small(), H200, **changes)  # type: ignore[arg-type]
 
 
-def test_a_plan_that_splits_k_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"plan\.split_k is 2"):
-        simulate(Problem(64, 64, 64), replace(small(), split_k=2), H200)
+@pytest.mark.parametrize("split", [2, 3, 8])
+def test_a_split_k_reads_and_writes_what_the_whole_does(split: int) -> None:
+    """As many programs more, and not a byte: the parts of a tile read different parts of A and of B."""
+    problem = Problem(64, 256, 1008)
+    whole, parts = (simulate(problem, replace(small(), split_k=s), H200) for s in (1, split))
+    assert parts.tiles == split * whole.tiles
+    assert (parts.hbm_read, parts.hbm_write, parts.l2_read) == (whole.hbm_read, whole.hbm_write, whole.l2_read)

@@ -119,7 +119,7 @@ def test_sizes_of_nothing_and_one(device: str) -> None:
 @settings(deadline=None, max_examples=30)
 def test_the_parts_agree(m: int, n: int, k: int, dtype: torch.dtype, device: str) -> None:
     found = explain(Problem(m, n, k, dtype=dtype), device)
-    assert (found.waves - 1) * found.cost.programs + found.last_wave == found.cost.tiles
+    assert (found.waves - 1) * found.cost.programs + found.last_wave == found.cost.tiles * found.plan.split_k
     assert found.tiles_m * found.plan.block_m >= m > (found.tiles_m - 1) * found.plan.block_m
     assert 0 <= found.idle < 1
     assert found.own.hbm >= found.problem.bytes

@@ -82,7 +82,7 @@ def keep_kernel(
     tl.store(p_each + at, tl.where(keep_each(seed, starts + cols, threshold), 1.0, -1.0))
     # any bits: the words are not to depend on the block's values
     values = tl.where(cols % 2 == 0, 0.5, -3e38) * tl.full((ROWS, COLS), 1.0, tl.float32)
-    dropped = drop_sixteens(values, seed, starts, threshold, 1.0)
+    dropped = drop_sixteens(values, seed, starts + cols, threshold, 1.0)
     tl.store(p_sixteens + at, tl.where(dropped == values, 1.0, -1.0))
 
 

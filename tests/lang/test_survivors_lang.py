@@ -76,7 +76,7 @@ def edge_kernel(p_each, p_sixteens, seed: tl.int64, threshold: tl.int64, first: 
     starts = tl.arange(0, 1).to(tl.int64)[:, None] + first
     cols = tl.arange(0, 16)[None, :]
     tl.store(p_each + cols, tl.where(keep_each(seed, starts + cols, threshold), 1.0, 0.0))
-    tl.store(p_sixteens + cols, drop_sixteens(tl.full((1, 16), 1.0, tl.float32), seed, starts, threshold, 1.0))
+    tl.store(p_sixteens + cols, drop_sixteens(tl.full((1, 16), 1.0, tl.float32), seed, starts + cols, threshold, 1.0))
 
 
 @pytest.mark.parametrize("element", range(16))

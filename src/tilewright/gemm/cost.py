@@ -11,6 +11,7 @@ sheet under ``model``; a device without them takes ``DEFAULTS``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,8 +19,8 @@ import torch
 
 from tilewright.gemm.plan import Plan
 from tilewright.gemm.problem import ALIGNED, Problem
-from tilewright.gemm.schedules import SCHEDULES
-from tilewright.gemm.schedules.common import is_heavy, resident
+from tilewright.gemm.schedules import SCHEDULES, gemv
+from tilewright.gemm.schedules.common import is_heavy
 from tilewright.lang.activations import FORWARD
 from tilewright.runtime.devices import Device
 
@@ -34,9 +35,13 @@ DEFAULTS: dict[str, float] = {
     "store_gbps_per_sm": 160.0,
     "heavy_us_per_mb": 40.0,
     "memory_efficiency": 0.81,
+    "join_us": 1.0,
     "l2_effective": 0.6,
     "rate": 0.55,
 }
+
+#: the same for schedules whose own differ much: a vector's product has little to fill, and reads in one sweep
+_OF_SCHEDULE: dict[str, dict[str, float]] = {"gemv": {"fill_us": 0.5, "wait_us": 0.6, "memory_efficiency": 0.88}}
 
 #: exponent of the norm that joins times which overlap: near the largest, and a little above where two are equal
 _OVERLAP = 6.0
@@ -51,7 +56,7 @@ class Cost:
         compute, hbm, l2: what arithmetic, device memory and the L2 would each take alone.
         fixed: launch, pipeline fill, the tile's way out.
         waves: rounds of resident programs, the last one whole.
-        tiles: tiles of C over the batch.
+        tiles: tiles of C over the batch; each has ``split_k`` programs.
         programs: programs resident at once.
         fill: useful share of the last wave, 0 to 1.
         hbm_bytes, l2_bytes: bytes that device memory and the L2 move.
@@ -87,6 +92,7 @@ class Features(NamedTuple):
     narrow: Any  # 1 when loads are narrower than 4 bytes and cannot be asynchronous
     loads: Any  # thousands of loads of a slice where they are narrower than 16 bytes, else 0
     memory_us: Any  # microseconds of device memory at the sheet's bandwidth
+    joins: Any  # 1 when the programs of a tile add up their sums, else 0
     heavy_mb: Any  # megabytes of sums of a tile that pass through a heavy epilogue
 
 
@@ -97,15 +103,18 @@ COMPUTED = frozenset({*FORWARD, "dropout", "custom"}) - {"relu", "relu2"}
 def keys(problem: Problem, plan: Plan) -> tuple[str, str]:
     """Names of a plan's tile in the sheet's tables, the one with the layout first.
 
-    The layout matters where the copy into shared memory has to turn an operand: float32, whose tensor cores take only
-    k-major operands, and unaligned elements of two bytes, which come one by one. An epilogue that computes much
-    ("computed") is kinder to tiles of which several overlap.
+    The layout matters where the copy into shared memory has to turn an operand: float32 and codes, whose tensor cores
+    take only k-major operands, and unaligned elements of one or two bytes, which come one by one. An epilogue that
+    computes much ("computed") is kinder to tiles of which several overlap.
     """
     kind = {torch.float32: str(problem.precision), torch.float64: "float64"}.get(problem.dtype, "16-bit")
+    if problem.scaled:
+        kind = "int8" if problem.dtype is torch.int8 else "float8 fast" if problem.fast_accumulate else "float8"
+        kind += " block" if problem.scaled == "block" else ""
     narrow = plan.schedule == "tile" and problem.alignment != ALIGNED
     tile = f"{kind} {plan.schedule} {plan.block_m}x{plan.block_n}x{plan.block_k} {plan.num_warps}"
     tile += " unaligned" if narrow else ""
-    if narrow or problem.dtype is torch.float32:
+    if narrow or problem.dtype is torch.float32 or problem.scaled:
         return f"{tile} {problem.layout}", tile
     return (f"{tile} computed" if not COMPUTED.isdisjoint(problem.epilogue) else tile), tile
 
@@ -113,30 +122,35 @@ def keys(problem: Problem, plan: Plan) -> tuple[str, str]:
 def features(problem: Problem, plan: Plan, device: Device) -> Features:
     """The features of running ``problem`` by ``plan`` on ``device``."""
     size = problem.dtype.itemsize
-    tiles = count_tiles(problem, plan)
-    per_sm = resident(plan, problem, device, SCHEDULES[plan.schedule].staged(plan, problem))
+    programs = count_tiles(problem, plan) * plan.split_k
+    per_sm = SCHEDULES[plan.schedule].resident(plan, problem, device)
     slots = device.sms * per_sm
-    full, rest = divmod(tiles, slots)
-    slices = -(-problem.k // plan.block_k)
+    full, rest = divmod(programs, slots)
+    slices = math.ceil(math.ceil(problem.k / plan.block_k) / plan.split_k)
     slice_bytes = (plan.block_m + plan.block_n) * plan.block_k * size
     flops = 2 * plan.block_m * plan.block_n * plan.block_k
     out = (problem.out_dtype or problem.dtype).itemsize
     moved = out * (1 + problem.epilogue.count("residual") + problem.epilogue.count("pre"))
+    moved += 8 if plan.split_k > 1 else 0  # a sum's part is written and read
     alignment = problem.alignment or ALIGNED
-    memory = memory_bytes(problem, plan, device, min(slots, max(1, tiles)))
+    memory = memory_bytes(problem, plan, device, max(1, min(slots, programs) // plan.split_k))
+    # without tensor cores what counts is the accumulator's dtype
+    dtype = problem.accumulator if plan.schedule == gemv.NAME else problem.dtype
+    precision = "ieee" if plan.schedule == gemv.NAME else str(problem.precision)
     return Features(
         full_waves=full,
         per_sm=per_sm,
         last=int(rest > 0),
         last_per_sm=-(-rest // device.sms),
         slices=slices,
-        slice_us=flops / (device.peak(problem.dtype, str(problem.precision)) * 1e6 / device.sms),
+        slice_us=flops / (device.peak(dtype, precision) * 1e6 / device.sms),
         slice_kb=slice_bytes / 1e3,
         tile_kb=plan.block_m * plan.block_n * moved / 1e3,
         in_flight=max(1, plan.num_stages - 1),
         narrow=int(plan.schedule == "tile" and alignment < 4),
         loads=slice_bytes / alignment / 1e3 if plan.schedule == "tile" and alignment < ALIGNED else 0.0,
         memory_us=memory / (device.memory_tbps * 1e6),
+        joins=int(plan.split_k > 1),
         heavy_mb=plan.block_m * plan.block_n * 4 / 1e6 if is_heavy(problem) else 0.0,
     )
 
@@ -160,38 +174,42 @@ def overlap(*times: Any) -> Any:
 def total_us(f: Features, c: dict[str, Any]) -> Any:
     """Microseconds of the whole product; ``c`` has ``DEFAULTS``' names, and "wait", a tile's own factor."""
     body = f.full_waves * wave_us(f, f.per_sm, c)[0] + f.last * wave_us(f, f.last_per_sm, c)[0]
-    return c["launch_us"] + overlap(body, f.memory_us / c["memory_efficiency"])
+    return c["launch_us"] + f.joins * c["join_us"] + overlap(body, f.memory_us / c["memory_efficiency"])
 
 
 def constants(problem: Problem, plan: Plan, device: Device) -> dict[str, float]:
     """The constants of the model for a plan on a device: the sheet's, the schedule's, the tile's."""
-    found = {**DEFAULTS, "wait": 1.0, **device.model.get("constants", {})}
+    found = {**DEFAULTS, "wait": 1.0, **device.model.get("constants", {}), **_OF_SCHEDULE.get(plan.schedule, {})}
     found.update(device.model.get("schedules", {}).get(plan.schedule, {}))
     tiles = device.model.get("tiles", {})
     rate, wait = next((tiles[key] for key in keys(problem, plan) if key in tiles), (None, 1.0))
     # a tile that was never measured: small ones reuse less of what they load, and sustain less
-    area = min(1.0, plan.block_m * plan.block_n / 16384) ** 0.25
+    area = min(1.0, plan.block_m * plan.block_n / 16384) ** 0.25 if plan.schedule != gemv.NAME else 1.0
     found["rate"] = rate if rate is not None else found["rate"] * area
     found["wait"] = wait
     return found
 
 
+def default(schedule: str, name: str) -> float:
+    """A constant of a schedule on a device that has not been calibrated."""
+    return _OF_SCHEDULE.get(schedule, {}).get(name, DEFAULTS[name])
+
+
 def predict(problem: Problem, plan: Plan, device: Device) -> Cost:
     """The predicted cost of running ``problem`` by ``plan`` on ``device``."""
     tiles = count_tiles(problem, plan)
-    per_sm = resident(plan, problem, device, SCHEDULES[plan.schedule].staged(plan, problem))
-    programs = device.sms * per_sm
+    programs = device.sms * SCHEDULES[plan.schedule].resident(plan, problem, device)
     if tiles == 0:
         return Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, programs, 1.0, 0, 0, "fixed")
     f, c = features(problem, plan, device), constants(problem, plan, device)
     waves = f.full_waves + f.last
-    fill = (tiles - (waves - 1) * programs) / programs
+    fill = (tiles * plan.split_k - (waves - 1) * programs) / programs
     _, full_compute, full_l2 = wave_us(f, f.per_sm, c)
     _, last_compute, last_l2 = wave_us(f, f.last_per_sm, c)
     compute = f.full_waves * full_compute + f.last * last_compute
     l2 = f.full_waves * full_l2 + f.last * last_l2
     hbm = f.memory_us / c["memory_efficiency"]
-    fixed = c["launch_us"] + c["fill_us"] * waves
+    fixed = c["launch_us"] + c["fill_us"] * waves + f.joins * c["join_us"]
     parts = {"compute": compute, "hbm": hbm, "l2": l2, "fixed": fixed}
     return Cost(
         seconds=total_us(f, c) * 1e-6,
@@ -204,7 +222,7 @@ def predict(problem: Problem, plan: Plan, device: Device) -> Cost:
         programs=programs,
         fill=fill,
         hbm_bytes=round(f.memory_us * device.memory_tbps * 1e6),
-        l2_bytes=round(tiles * f.slices * f.slice_kb * 1e3),
+        l2_bytes=round(tiles * plan.split_k * f.slices * f.slice_kb * 1e3),
         bound=max(parts, key=lambda name: parts[name]),
     )
 

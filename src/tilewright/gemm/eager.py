@@ -1,4 +1,4 @@
-"""Launches of products that were made before: no planning, no argument binding, and for plain calls no dispatcher."""
+"""Products by Triton kernels: launches that were made before, and the long way to a first one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from tilewright.gemm import arguments, planner
-from tilewright.gemm.operands import Epilogue, canonical_views
+from tilewright.gemm import planner
+from tilewright.gemm.operands import Epilogue, Scales, canonical_views
 from tilewright.gemm.plan import Plan
-from tilewright.gemm.problem import ACTIVATIONS, FLOAT_DTYPES, Problem, precision_of
+from tilewright.gemm.problem import Problem, precision_of
 from tilewright.gemm.schedules import SCHEDULES
 from tilewright.gemm.schedules.common import PLACES
 from tilewright.runtime import eager
@@ -18,75 +18,6 @@ from tilewright.runtime.devices import Device
 from tilewright.runtime.launch import launch
 
 _OPERATIONS = eager.Cache()
-_CALLS = eager.Cache()
-_FLOAT32 = torch.float32
-
-
-def product(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, transposed: bool
-) -> torch.Tensor | None:
-    """``activation(a @ b + bias)`` for b (.., k, n), or with ``transposed`` for b (n, k).
-
-    ``None`` when the call has to go the long way: it is not plain, or not good, or something watches it.
-    """
-    if type(a) not in eager.PLAIN or type(b) not in eager.PLAIN or not eager.allowed():
-        return None
-    if bias is not None and type(bias) not in eager.PLAIN:
-        return None
-    if eager.wants_grad(a, b, bias):
-        return None
-    device = a.get_device()
-    try:
-        key = (
-            a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, device, b.get_device(), transposed, activation,
-            a.data_ptr() & 15, b.data_ptr() & 15,
-            None if bias is None else (bias.get_device(), _described(bias)),
-            torch.get_float32_matmul_precision() if a.dtype is _FLOAT32 else None,
-        )  # fmt: skip
-    except RuntimeError:  # a tensor of torch.func has no address
-        return None
-    entry = _CALLS.get(key)
-    if entry is None:
-        return _first(key, a, b, bias, activation, transposed)
-    if not eager.on_current(device):
-        return None
-    out = entry.allocate()
-    entry.run(device, (a, b, out, bias))
-    return out
-
-
-def _first(
-    key: Any,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    transposed: bool,
-) -> torch.Tensor | None:
-    """Run a call that is a plain product of good operands, and keep its launch; ``None`` for any other."""
-    if not eager.on_current(a.get_device()) or a.device != b.device or a.ndim < 2 or b.ndim < 2:
-        return None
-    if a.dtype is not b.dtype or a.dtype not in FLOAT_DTYPES or (transposed and b.ndim != 2):
-        return None
-    b = b.t() if transposed else b
-    if a.shape[-1] != b.shape[-2] or (activation is not None and activation not in ACTIVATIONS):
-        return None
-    if bias is not None and (
-        bias.device != a.device or bias.dtype not in FLOAT_DTYPES or tuple(bias.shape) != (b.shape[-1],)
-    ):
-        return None
-    try:
-        shape = arguments.result_shape(a, b)
-    except RuntimeError:  # batches that do not broadcast
-        return None
-    out = a.new_empty(shape)
-    if out.numel() == 0:
-        return None
-    tensors = (a, b, out, bias, None, None, None)
-    entry = _long_way("matmul", tensors, Epilogue(bias=bias, activation=activation), None, False, None)
-    if entry is not None:
-        _CALLS.put(key, entry)
-    return out
 
 
 def run(
@@ -104,37 +35,46 @@ def run(
         return
     e, device = epilogue, a.get_device()
     seed, seed_tensor = (e.seed, None) if isinstance(e.seed, int) else (0, e.seed)
-    tensors = (a, b, out, e.bias, e.pre, e.residual, seed_tensor if e.dropout_p else None)
+    extras = (e.bias, e.pre, e.residual, seed_tensor if e.dropout_p else None, *scale_tensors(e.scales))
     key = None
     if e.custom is None and not eager.hooked() and eager.on_current(device):
         key = (
-            *(None if t is None else _described(t) for t in tensors), device, e.alpha, e.activation, e.dropout_p,
-            precision_of(a.dtype, precision), batch_invariant, forced,
+            *(None if t is None else described(t) for t in (a, b, out, *extras)), device, e.alpha, e.activation,
+            e.dropout_p, precision_of(a.dtype, precision), batch_invariant, forced,
+            e.scales is not None and e.scales.fast_accumulate,
         )  # fmt: skip
         entry = _OPERATIONS.get(key)
         if entry is not None:
-            entry.run(device, tensors, seed)
+            entry.run(device, a.data_ptr(), b.data_ptr(), out.data_ptr(), extras, seed)
             return
-    entry = _long_way(name, tensors, epilogue, precision, batch_invariant, forced)
+    entry = long_way(name, a, b, out, epilogue, precision, batch_invariant, forced)
     if key is not None and entry is not None:
         _OPERATIONS.put(key, entry)
 
 
-def _described(t: torch.Tensor) -> tuple[Any, ...]:
+def scale_tensors(scales: Scales | None) -> tuple[torch.Tensor | None, ...]:
+    """Scales of a and b, and block scales of a and b, as ``PLACES`` has them."""
+    if scales is None:
+        return None, None, None, None
+    return (None, None, scales.a, scales.b) if scales.granularity == "block" else (scales.a, scales.b, None, None)
+
+
+def described(t: torch.Tensor) -> tuple[Any, ...]:
+    """What of a tensor decides how a launch is made; Triton specialises by the low bits of its address."""
     return t.shape, t.stride(), t.dtype, t.data_ptr() & 15
 
 
-def _long_way(
+def long_way(
     name: str,
-    tensors: tuple[torch.Tensor | None, ...],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
     epilogue: Epilogue,
-    precision: str | None,
-    batch_invariant: bool,
-    forced: Plan | None,
+    precision: str | None = None,
+    batch_invariant: bool = False,
+    forced: Plan | None = None,
 ) -> eager.Entry | None:
-    """Plan, compile and launch; what was launched, if it was one launch of a compiled kernel."""
-    a, b, out, *_ = tensors
-    assert a is not None and b is not None and out is not None
+    """Plan, compile and launch; what was launched, if it was one launch of a compiled kernel that can be repeated."""
     batch = out.shape[:-2]
     device = Device.current(a.device.index) if a.is_cuda else planner.device_or_default()
     made: list[eager.Entry | None] = []
@@ -148,15 +88,9 @@ def _long_way(
         plan = forced or planner.plan(problem, device)
         call = SCHEDULES[plan.schedule].prepare(plan, operands, device)
         kernel = launch(call)
-        if kernel is None:
-            made.append(None)
-            continue
-        last = len(call.args) - 1
-        places = tuple(
-            None if t is None else at if isinstance(at, int) else (last, at[0])
-            for t, at in zip(tensors, PLACES, strict=True)
-        )
-        made.append(eager.Entry(call, kernel, places, last - 2, out))
+        # an entry knows only the first three arguments as descriptors
+        again = kernel is not None and not any(hasattr(arg, "block_shape") for arg in call.args[3:])
+        made.append(eager.Entry(call, kernel, _EXTRAS, out) if again else None)
     return made[0] if len(made) == 1 else None
 
 
@@ -168,7 +102,5 @@ def _tune_first(problem: Problem, device: Device) -> None:
         tuning.first_call(problem, device)
 
 
-def forget() -> None:
-    """Plan every product anew at its next call: stored plans have changed."""
-    _OPERATIONS.clear()
-    _CALLS.clear()
+#: places of bias, pre, residual and seed tensor among the steps; a, b and out are a kernel's first three arguments
+_EXTRAS = tuple(at[0] for at in PLACES[3:] if isinstance(at, tuple))

@@ -23,7 +23,7 @@ import torch
 from tilewright.gemm import cost
 from tilewright.gemm.plan import Plan
 from tilewright.gemm.problem import ALIGNED, Problem
-from tilewright.gemm.schedules import SCHEDULES
+from tilewright.gemm.schedules import SCHEDULES, persistent
 from tilewright.gemm.schedules.common import fit_stages, sum_registers
 from tilewright.runtime.devices import Device
 from tilewright.runtime.mode import INTERPRETED
@@ -97,7 +97,7 @@ def members(problem: Problem, device: Device) -> list[Plan]:
     problem = as_of_many_rows(problem)
     found = []
     for made in _candidates(replace(problem, m=max(problem.m, LEAST_M)), device):
-        staged = SCHEDULES[made.schedule].staged(made, problem)
+        staged = persistent.staged(made, problem) if made.schedule == persistent.NAME else 0
         plan = fit_stages(replace(made, block_k=shared.block_k), problem, device, staged)
         if instruction(plan, problem, device) == shared.instruction and _refusal(plan, problem, device) is None:
             found.append(plan)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tilewright.gemm import arguments, eager, ops, planner
+from tilewright.gemm import arguments, ops, planner, short
 from tilewright.gemm.plan import Plan
 from tilewright.runtime.devices import Device
 from tilewright.runtime.eager import PLAIN
@@ -57,12 +57,12 @@ def matmul(
 ) -> torch.Tensor:
     """Product of two tensors: ``torch.matmul``'s shapes (1-D, 2-D, batched, broadcast), any strides, an epilogue."""
     if (
-        residual is None and out is None and plan is None and epilogue is None and out_dtype is None
-        and precision is None and dropout_p == 0.0 and alpha == 1.0 and not batch_invariant and not epilogue_args
+        out is None and plan is None and epilogue is None and out_dtype is None and precision is None
+        and dropout_p == 0.0 and not batch_invariant and not epilogue_args
     ):  # fmt: skip
-        short = eager.product(a, b, bias, activation, False)
-        if short is not None:
-            return short
+        result = short.product("matmul", a, b, bias, activation, residual, alpha)
+        if result is not None:
+            return result
     return _product(
         "matmul", ("a", "b"), a, b, bias, activation, residual, dropout_p, seed, alpha, out_dtype, out, precision,
         batch_invariant, epilogue, epilogue_args, plan,
@@ -89,12 +89,12 @@ def linear(
 ) -> torch.Tensor:
     """``x`` (.., K) times ``weight`` (N, K) transposed, as ``torch.nn.functional.linear``, with an epilogue."""
     if (
-        residual is None and out is None and plan is None and epilogue is None and out_dtype is None
-        and precision is None and dropout_p == 0.0 and alpha == 1.0 and not batch_invariant and not epilogue_args
+        out is None and plan is None and epilogue is None and out_dtype is None and precision is None
+        and dropout_p == 0.0 and not batch_invariant and not epilogue_args
     ):  # fmt: skip
-        short = eager.product(x, weight, bias, activation, True)
-        if short is not None:
-            return short
+        result = short.product("linear", x, weight, bias, activation, residual, alpha)
+        if result is not None:
+            return result
     if isinstance(weight, torch.Tensor):
         if weight.ndim not in (1, 2):
             raise bad("linear", "weight", f"{weight.ndim}-dimensional", "(N, K)")
@@ -115,6 +115,10 @@ def addmm(
 
     With ``beta=0`` the values of ``input`` are not read: NaN and infinity in it do not reach the result.
     """
+    if type(beta) in (float, int) and beta == 1:
+        result = short.product("addmm", a, b, None, None, input, alpha)
+        if result is not None:
+            return result
     arguments.check_operands("addmm", a, b)
     for label, t in (("a", a), ("b", b)):
         if t.ndim != 2:

@@ -9,16 +9,34 @@ from typing import Any
 
 import torch
 
-from tilewright.gemm.problem import ALIGNED, Problem, precision_of
+from tilewright.gemm.problem import ALIGNED, SCALE_BLOCK, Problem, precision_of
 from tilewright.lang.activations import FORWARD
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What the codes of A and B stand for: value = code * scale; all float32, of any strides.
+
+    Args:
+        a: (.., m, 1) of a row of A; (.., m, ceil(k / 128)) of blocks; one element of the whole.
+        b: (1, n) of a column of B; (ceil(k / 128), ceil(n / 128)) of blocks; one element of the whole.
+        granularity: "tensor", "row" or "block", as in a ``Problem``.
+        fast_accumulate: as in a ``Problem``.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    granularity: str
+    fast_accumulate: bool = False
 
 
 @dataclass(frozen=True)
 class Epilogue:
     """What happens to the sum, in this order. A step left at its default costs nothing.
 
-    ``bias`` is (n,); ``residual`` and ``pre`` have C's shape and any strides. ``pre`` receives the value before the
-    activation. ``seed`` is an int or a one-element int64 tensor on the operands' device.
+    ``scales`` come first (those of blocks, within the sum). ``bias`` is (n,); ``residual`` and ``pre`` have C's shape
+    and any strides. ``pre`` receives the value before the activation. ``seed`` is an int or a one-element int64 tensor
+    on the operands' device.
     """
 
     alpha: float = 1.0
@@ -30,6 +48,7 @@ class Epilogue:
     residual: torch.Tensor | None = None
     custom: Any = None
     custom_args: tuple[Any, ...] = ()
+    scales: Scales | None = None
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -84,6 +103,7 @@ class Operands:
         """What these operands ask."""
         z0, z1, m, k = self.a.shape
         n = self.b.shape[-1]
+        scales = self.epilogue.scales
         return Problem(
             m,
             n,
@@ -97,6 +117,8 @@ class Operands:
             batch_invariant=self.batch_invariant,
             alignment=math.gcd(alignment(self.a), alignment(self.b)),
             batch_dims=(z0 > 1) + (z1 > 1),
+            scaled=None if scales is None else scales.granularity,
+            fast_accumulate=scales is not None and scales.fast_accumulate,
         )
 
     def swapped_batch(self) -> Operands:
@@ -106,12 +128,15 @@ class Operands:
             return None if t is None else t.transpose(0, 1)
 
         e = self.epilogue
+        scales = e.scales
+        if scales is not None and scales.granularity != "tensor":
+            scales = replace(scales, a=scales.a.transpose(0, 1))
         return replace(
             self,
             a=self.a.transpose(0, 1),
             b=self.b.transpose(0, 1),
             c=self.c.transpose(0, 1),
-            epilogue=replace(e, residual=swap(e.residual), pre=swap(e.pre)),
+            epilogue=replace(e, residual=swap(e.residual), pre=swap(e.pre), scales=scales),
         )
 
     @staticmethod
@@ -148,11 +173,14 @@ class Operands:
         activation = next((s for s in steps if s in FORWARD), None)
         epilogue = Epilogue(
             alpha=0.5 if "alpha" in steps else 1.0,
-            bias=torch.empty(n, dtype=problem.dtype, device=device) if "bias" in steps else None,
+            bias=torch.empty(n, dtype=out if problem.scaled else problem.dtype, device=device)
+            if "bias" in steps
+            else None,
             pre=make(m, n, "n", out) if "pre" in steps else None,
             activation=activation,
             dropout_p=0.5 if "dropout" in steps else 0.0,
             residual=make(m, n, "n", out) if "residual" in steps else None,
+            scales=stand_in_scales(problem) if problem.scaled else None,
         )
         return cls(
             a=make(m, k, problem.layout[0], problem.dtype, operand=True),
@@ -162,6 +190,18 @@ class Operands:
             precision=str(problem.precision),
             batch_invariant=problem.batch_invariant,
         )
+
+
+def stand_in_scales(problem: Problem) -> Scales:
+    """Scales of a problem of codes on torch's meta device."""
+    blocks_k, blocks_n = -(-problem.k // SCALE_BLOCK), -(-problem.n // SCALE_BLOCK)
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+        "tensor": ((1,), (1,)),
+        "row": ((1, problem.batch, problem.m, 1), (1, problem.n)),
+        "block": ((1, problem.batch, problem.m, blocks_k), (blocks_k, blocks_n)),
+    }
+    a, b = (torch.empty(shape, dtype=torch.float32, device="meta") for shape in shapes[str(problem.scaled)])
+    return Scales(a, b, str(problem.scaled), problem.fast_accumulate)
 
 
 def letter(x: torch.Tensor) -> str:
@@ -222,7 +262,9 @@ def canonical_views(
     Batch dimensions are folded into m where B repeats over them and the rows of A, C and the residual follow on. What
     is left is walked with two strides; further dimensions, which no merge could remove, take a launch each.
     """
-    tensors: list[torch.Tensor | None] = [a, b, c, epilogue.residual, epilogue.pre]
+    scales = epilogue.scales
+    rows_scale = scales.a if scales is not None and scales.granularity != "tensor" else None
+    tensors: list[torch.Tensor | None] = [a, b, c, epilogue.residual, epilogue.pre, rows_scale]
     sizes, strides = merged(*tensors)
     views = iter(strides)
     held: list[tuple[torch.Tensor, list[int], list[int]] | None] = []
@@ -263,6 +305,10 @@ def canonical_views(
             rest //= size
         va, vb, vc = view(held[0], rows, k, at), view(held[1], k, n, at), view(held[2], rows, n, at)
         assert va is not None and vb is not None and vc is not None
+        if scales is not None and rows_scale is not None:
+            scale = view(held[5], rows, rows_scale.shape[-1], at)
+            assert scale is not None
+            epilogue = replace(epilogue, scales=replace(scales, a=scale))
         yield Operands(
             a=va,
             b=vb,

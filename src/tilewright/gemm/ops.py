@@ -197,8 +197,21 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.
     ctx.residual_dtype = None if residual is None else residual.dtype
 
 
-def _plain(a: torch.Tensor, b: torch.Tensor, alpha: float, precision: str | None, invariant: bool) -> torch.Tensor:
+def plain(
+    a: torch.Tensor, b: torch.Tensor, alpha: float, precision: str | None = None, invariant: bool = False
+) -> torch.Tensor:
+    """``alpha * (a @ b)``, differentiable, of operands of one dtype."""
     return call(a, b, None, None, None, None, alpha, 0.0, 0, precision, invariant, None, None, [], a.dtype, False)
+
+
+def summed(grad: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """The gradient of what was broadcast from ``shape``, summed in the accumulator's dtype."""
+    if grad.shape != shape:
+        lead = grad.ndim - len(shape)
+        repeated = [lead + i for i, size in enumerate(shape) if size != grad.shape[lead + i]]
+        wide = torch.float64 if grad.dtype is torch.float64 else torch.float32
+        grad = grad.sum([*range(lead), *repeated], dtype=wide).reshape(shape)
+    return grad.to(dtype)
 
 
 def _backward(ctx: Any, grad: torch.Tensor | None, _: Any) -> tuple[Any, ...]:
@@ -214,7 +227,7 @@ def _backward(ctx: Any, grad: torch.Tensor | None, _: Any) -> tuple[Any, ...]:
         twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if twice:  # a second derivative is wanted: from the operands, by operations that have one
             wide = torch.float64 if a.dtype is torch.float64 else torch.float32
-            z = _plain(a, b, alpha, precision, invariant).to(wide)
+            z = plain(a, b, alpha, precision, invariant).to(wide)
             z = z if bias is None else z + bias.to(wide)
             key = seed if seed_tensor is None else seed_tensor
             grad = _composed(grad.to(wide), z, activation, dropout_p, key).to(a.dtype)
@@ -223,18 +236,17 @@ def _backward(ctx: Any, grad: torch.Tensor | None, _: Any) -> tuple[Any, ...]:
             grad = epilogue_backward(grad, empty, seed_tensor, activation, dropout_p, seed, a.dtype)
     assert grad is not None
     if ctx.needs_input_grad[2]:
-        wide = torch.float64 if grad.dtype is torch.float64 else torch.float32
-        grads[2] = grad.sum(tuple(range(grad.ndim - 1)), dtype=wide).to(bias.dtype)
+        grads[2] = summed(grad, bias.shape, bias.dtype)
     grad = grad.to(a.dtype)
     if ctx.needs_input_grad[0]:
-        grads[0] = _plain(grad, b.transpose(-1, -2), alpha, precision, invariant).sum_to_size(a.shape)
+        grads[0] = plain(grad, b.transpose(-1, -2), alpha, precision, invariant).sum_to_size(a.shape)
     if ctx.needs_input_grad[1]:
         if b.ndim == 2 and a.ndim > 2:  # one long sum over all rows, rather than a product for each batch and a sum
-            grads[1] = _plain(
+            grads[1] = plain(
                 a.reshape(-1, a.shape[-1]).transpose(0, 1), grad.reshape(-1, grad.shape[-1]), alpha, precision, False
             )
         else:
-            grads[1] = _plain(a.transpose(-1, -2), grad, alpha, precision, False).sum_to_size(b.shape)
+            grads[1] = plain(a.transpose(-1, -2), grad, alpha, precision, False).sum_to_size(b.shape)
     return tuple(grads)
 
 

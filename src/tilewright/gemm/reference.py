@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from tilewright.gemm.operands import dropout_threshold
+from tilewright.gemm.operands import Scales, dropout_threshold
+from tilewright.gemm.problem import SCALE_BLOCK
 
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57  # multipliers and Weyl constants of Philox4x32 (Salmon et al., SC 2011)
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -121,3 +122,31 @@ def product(
     if residual is not None:
         out = out + residual.to(wide)
     return out, pre
+
+
+def scaled(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scales: Scales,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(result, value before the activation) of a product of codes, in float32 as the kernels have it."""
+    # float64 holds every sum of int8 products that memory has room for
+    exact = torch.float64 if a.dtype is torch.int8 else torch.float32
+    if scales.granularity == "block":
+        k, n = b.shape
+        of_a = scales.a.repeat_interleave(SCALE_BLOCK, -1)[..., :k]
+        of_b = scales.b.repeat_interleave(SCALE_BLOCK, 0)[:k].repeat_interleave(SCALE_BLOCK, 1)[:, :n]
+        pre = torch.matmul(a.to(exact) * of_a, b.to(exact) * of_b).to(torch.float32)
+    else:
+        pre = torch.matmul(a.to(exact), b.to(exact)).to(torch.float32)
+        if scales.granularity == "tensor":
+            pre = pre * (scales.a.reshape(()) * scales.b.reshape(()))
+        else:
+            pre = pre * scales.a * scales.b
+    if bias is not None:
+        pre = pre + bias.to(torch.float32)
+    out = activate(pre, activation)
+    return (out if residual is None else out + residual.to(torch.float32)), pre

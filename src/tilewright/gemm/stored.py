@@ -56,6 +56,8 @@ def key(problem: Problem) -> str:
             f"align={p.alignment}",
             f"epilogue={'+'.join(p.epilogue)}",
             *(["invariant"] if p.batch_invariant else []),
+            *([f"scaled={p.scaled}"] if p.scaled else []),
+            *(["fast"] if p.fast_accumulate else []),
         )
     )
 
@@ -70,8 +72,12 @@ def problem_of(text: str) -> Problem:
         steps = tuple(step for step in epilogue.removeprefix("epilogue=").split("+") if step)
         found = Problem(
             m, n, k, batch=count, dtype=dtype, out_dtype=out, layout=layout, epilogue=steps, precision=precision,
-            batch_invariant=rest == ["invariant"], alignment=int(align.removeprefix("align=")), batch_dims=dims,
+            batch_invariant="invariant" in rest, alignment=int(align.removeprefix("align=")), batch_dims=dims,
+            scaled=next((word.removeprefix("scaled=") for word in rest if word.startswith("scaled=")), None),
+            fast_accumulate="fast" in rest,
         )  # fmt: skip
+        if key(found) != text:  # words of another version
+            raise ValueError(text)
     except (ValueError, TypeError, AttributeError):
         raise bad("tune", "key", repr(text), "one that a store or a file of plans holds") from None
     return found
@@ -88,18 +94,13 @@ def name_of(device: Device) -> str:
 
 @functools.cache
 def sources() -> dict[str, str]:
-    """A hash for each schedule of what its kernels are made of: its file, the schedules' common one and ``lang``."""
+    """For each schedule a hash of what its kernels are made of: all of ``lang`` and of the schedules, which share much."""
     package = resources.files("tilewright")
-    schedules = package / "gemm" / "schedules"
-    shared = [f for f in (package / "lang").iterdir() if f.name.endswith(".py")] + [schedules / "common.py"]
-    found = {}
-    for name, schedule in SCHEDULES.items():
-        digest = hashlib.sha256()
-        own = schedules / f"{getattr(schedule, '__name__', name).rpartition('.')[2]}.py"
-        for file in [*sorted(shared, key=lambda f: f.name), own]:
+    digest = hashlib.sha256()
+    for folder in (package / "gemm" / "schedules", package / "lang"):
+        for file in sorted((f for f in folder.iterdir() if f.name.endswith(".py")), key=lambda f: f.name):
             digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-        found[name] = digest.hexdigest()[:16]
-    return found
+    return dict.fromkeys(SCHEDULES, digest.hexdigest()[:16])
 
 
 def find(problem: Problem, device: Device) -> tuple[Plan, str] | None:

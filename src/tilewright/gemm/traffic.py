@@ -44,7 +44,7 @@ class Traffic:
         programs: programs resident at once.
         waves: rounds of programs.
         simulated: tiles that were played; the rest was taken to go on as the second half of them did.
-        tiles: tiles of C, over the batch.
+        tiles: tiles of C, over the batch; each counts ``split_k`` times.
         pieces: pieces of k that a wave was played in.
     """
 
@@ -129,13 +129,11 @@ def simulate(
             enough the first waves are played and the rest is extrapolated.
 
     Raises:
-        ValueError: an unknown order, a capacity or a limit below 1, or a plan that splits k.
+        ValueError: an unknown order, or a capacity or a limit below 1.
     """
     name = "traffic.simulate"
     if order not in ("grouped", "row"):
         raise bad(name, "order", repr(order), "'grouped' or 'row'")
-    if plan.split_k != 1:
-        raise bad(name, "plan.split_k", plan.split_k, "1: the order of programs that share a tile is not modelled")
     if max_steps < 1:
         raise bad(name, "max_steps", max_steps, "1 or more")
     size = capacity(device) if l2_bytes is None else l2_bytes
@@ -151,8 +149,10 @@ class _Game:
     def __init__(self, problem: Problem, plan: Plan, device: Device, group: int, along: str, size: int) -> None:
         self.problem, self.group, self.along, self.size = problem, group, along, size
         self.tiles_m, self.tiles_n = -(-problem.m // plan.block_m), -(-problem.n // plan.block_n)
-        self.tiles = self.tiles_m * self.tiles_n * problem.batch
-        self.slices = -(-problem.k // plan.block_k)
+        # the parts of a split k follow one another as the products of a batch do, with k that much shorter
+        self.tiles = self.tiles_m * self.tiles_n * problem.batch * plan.split_k
+        self.split, self.k = plan.split_k, -(-problem.k // plan.split_k)
+        self.slices = -(-self.k // plan.block_k)
         self.programs = predict(problem, plan, device).programs
         # (tiles, block, extent) of the two dimensions
         m, n = (self.tiles_m, plan.block_m, problem.m), (self.tiles_n, plan.block_n, problem.n)
@@ -172,7 +172,7 @@ class _Game:
         # C and what is read like it only pass through: each of their bytes takes room once
         passing = c * (1 + p.epilogue.count("pre")) + residual
         pieces = self._pieces(waves, max_steps)
-        cuts = [p.k * i // pieces for i in range(pieces + 1)] if pieces else [0]
+        cuts = [self.k * i // pieces for i in range(pieces + 1)] if pieces else [0]
         widths = [(high - low) * item for low, high in pairwise(cuts)]
         played, marks = 0, [(0, 0)]
         while played < self.tiles and (self.accesses < max_steps or not played):
@@ -185,6 +185,7 @@ class _Game:
         if played < self.tiles:
             since, before = marks[len(marks) // 2] if len(marks) > 2 else marks[0]
             read += round((self.missed - before) / (played - since) * (self.tiles - played))
+        if played < self.tiles or self.split > 1:  # extrapolated, or of parts that were all taken as long
             read = max(least, min(asked, read))
         elements = p.n * item if bias else 0
         return Traffic(

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 
 import torch
 
-from tilewright.gemm import cost, eager, planner, stored
+from tilewright.gemm import cost, planner, stored
 from tilewright.gemm.plan import Plan
 from tilewright.gemm.problem import Problem
 from tilewright.gemm.tuning_bench import Gpu
+from tilewright.runtime import eager as shortcut
 from tilewright.runtime.devices import Device
 from tilewright.runtime.errors import bad
 from tilewright.runtime.mode import INTERPRETED
@@ -135,7 +136,7 @@ def tune(
         return _tune(asked, where, kept, force, within, most, progress or (lambda done, total, text: None))
     finally:  # also when interrupted: what was stored counts from the next call on
         planner.forget()
-        eager.forget()
+        shortcut.forget()
 
 
 def this_gpu(device: Device | str | None = None, workers: int | None = None) -> Gpu:

@@ -91,7 +91,7 @@ def has_gpu() -> bool:
 
 #: what each step is busy with
 DOING = (
-    "verifying products, interpreted on the CPU",
+    "verifying products",
     f"compiling for {', '.join(TARGETS)}",
     f"explaining {SHAPE}",
     "measuring against PyTorch on the GPU",
@@ -100,7 +100,7 @@ DOING = (
 
 def steps(measure: bool) -> Generator[Step, None, None]:
     """The steps, each as it is done; the last one only with ``measure``, which needs a GPU."""
-    proof = Child(["verify", "--quick", "--json"], interpret=True)
+    proof = Child(["verify", "--quick", "--json"], interpret=not has_gpu())
     compiled = Child(["inspect", SHAPE, "--device", ",".join(TARGETS), "--json"])
     try:
         yield _verified(proof)
@@ -174,8 +174,9 @@ def _show_verify(data: dict[str, Any]) -> None:
     from tilewright.lab.verify import Verification
 
     found = Verification.from_dict(data)
+    how = "run by its interpreter" if found.mode == "interpreted" else f"compiled for the {found.device}"
     console.say(
-        "Triton kernels run by its interpreter. Every plan is forced, into an output filled with NaN; a result may be "
+        f"Triton kernels {how}. Every plan is forced, into an output filled with NaN; a result may be "
         "off from float64 by twice PyTorch's own error and one rounding."
     )
     console.show(found.table())

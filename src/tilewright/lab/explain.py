@@ -34,7 +34,7 @@ class Explanation:
         roof: the least time, and which roof binds.
         tiles_m, tiles_n: tiles of C along m and n.
         waves: rounds of resident programs, the last one counted whole.
-        last_wave: tiles in the last round.
+        last_wave: programs in the last round: one a tile, or ``split_k``.
         idle: share of all rounds' places for programs that have no tile, 0 to 1.
         own, row, grouped: the bytes moved under the plan's own order, row-major order, and grouped order (the plan's
             group, or 8 tiles along m where the plan has none).
@@ -120,11 +120,12 @@ class Explanation:
     def _waves(self) -> list[str]:
         p, plan, c, d = self.problem, self.plan, self.cost, self.device
         times = f" * {p.batch}" if p.batch != 1 else ""
+        parts = f" * {plan.split_k} parts of k" if plan.split_k > 1 else ""
         lines = [
             f"  tiles       ceil({p.m} / {plan.block_m}) * ceil({p.n} / {plan.block_n}){times} = "
             f"{self.tiles_m} * {self.tiles_n}{times} = {c.tiles:,}",
             f"  at once     {d.sms} multiprocessors * {c.programs // d.sms} = {c.programs} programs",
-            f"  waves       ceil({c.tiles:,} / {c.programs}) = {self.waves:,}",
+            f"  waves       ceil({c.tiles:,}{parts} / {c.programs}) = {self.waves:,}",
         ]
         if self.waves:
             lines.append(
@@ -188,8 +189,9 @@ def explain(problem: Problem, device: Device | str | None = None, *, plan: Plan 
         chosen = plan
     cost = predict(problem, chosen, where)
     others = [other for other in planner.plans(problem, where) if other != chosen][:RUNNERS_UP]
-    waves = -(-cost.tiles // cost.programs)
-    last = cost.tiles - (waves - 1) * cost.programs if waves else 0
+    programs = cost.tiles * chosen.split_k
+    waves = -(-programs // cost.programs)
+    last = programs - (waves - 1) * cost.programs if waves else 0
     own = simulate(problem, chosen, where)
     by_row = chosen.group_m == 1 and chosen.order == "m"
     banded = chosen if chosen.group_m > 1 else replace(chosen, group_m=GROUP, order="m")
@@ -204,7 +206,7 @@ def explain(problem: Problem, device: Device | str | None = None, *, plan: Plan 
         tiles_n=-(-problem.n // chosen.block_n),
         waves=waves,
         last_wave=last,
-        idle=1 - cost.tiles / (waves * cost.programs) if waves else 0.0,
+        idle=1 - programs / (waves * cost.programs) if waves else 0.0,
         own=own,
         row=own if by_row else simulate(problem, chosen, where, order="row"),
         grouped=own if banded is chosen else simulate(problem, banded, where),

@@ -9,8 +9,10 @@ What a kernel leaves unwritten shows, because ``out`` is filled with NaN; what i
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -152,6 +154,7 @@ def problems(quick: bool = False) -> list[Problem]:
         Problem(31, 37, 41, dtype=bf16, layout="tn"),
         Problem(24, 40, 1032, dtype=bf16, layout="nn"),
         Problem(24, 17, 40, batch=3, dtype=half, layout="tt", epilogue=("relu2",)),
+        Problem(3, 72, 1032, dtype=bf16, epilogue=("bias", "dropout")),
     ]
     if quick:
         return chosen
@@ -167,6 +170,8 @@ def problems(quick: bool = False) -> list[Problem]:
     chosen += [Problem(17, 24, 40, dtype=bf16, out_dtype=fp32), Problem(17, 24, 40, dtype=fp32, out_dtype=bf16)]
     chosen += [Problem(33, 40, 48, batch=3, dtype=bf16), Problem(7, 9, 11, batch=2, dtype=fp32, epilogue=_EVERYTHING)]
     chosen += [Problem(129, 136, 64, dtype=bf16)]
+    chosen += [Problem(1, 264, 4104, dtype=half), Problem(1, 264, 4104, dtype=bf16, layout="nn")]
+    chosen += [Problem(67, 1, 4104, dtype=fp32, precision="ieee"), Problem(67, 2, 1032, dtype=fp64, layout="tt")]
     return chosen
 
 
@@ -251,16 +256,63 @@ def run(
             if why := SCHEDULES[name].supports(problem, sheet):
                 result.skipped.append((str(problem), name, why))
             work += [(wanted, p) for p in plans_of(problem, sheet, name, quick)]
-    trials: list[Trial] = []
-    current: Problem | None = None
-    for done, (wanted, candidate) in enumerate(work):
+    found = _in_processes(work, where) if where.type == "cuda" and len(work) > _ALONE else _here(work, where)
+    checks: dict[int, Check] = {}
+    for index, verdict in found:
+        checks[index] = verdict
         if progress:
-            progress(done, len(work), f"{wanted.m}x{wanted.n}x{wanted.k} {candidate.schedule}")
-        if wanted is not current:
-            current, trials = wanted, _trials(wanted, where)
-        result.checks.append(check(trials[0].problem, candidate, trials))
+            wanted, candidate = work[index]
+            progress(len(checks), len(work), f"{wanted.m}x{wanted.n}x{wanted.k} {candidate.schedule}")
+    result.checks = [checks[index] for index in sorted(checks)]
     result.seconds = time.perf_counter() - began
     return result
+
+
+#: checks that one process makes as fast as several: on a GPU nearly all of a check is compiling its kernel
+_ALONE = 8
+#: seconds without any verdict after which what is left counts as hung
+_HUNG = 180.0
+
+
+def _here(work: Sequence[tuple[Problem, Plan]], where: torch.device) -> Iterator[tuple[int, Check]]:
+    """The checks one after another in this process, each with its place in ``work``."""
+    trials: list[Trial] = []
+    current: Problem | None = None
+    for index, (wanted, candidate) in enumerate(work):
+        if wanted is not current:
+            current, trials = wanted, _trials(wanted, where)
+        yield index, check(trials[0].problem, candidate, trials)
+
+
+def _chunk(job: tuple[list[int], list[tuple[Problem, Plan]], str]) -> list[tuple[int, Check]]:
+    """In a worker: some checks of one problem."""
+    indices, work, where = job
+    return [(indices[i], verdict) for i, verdict in _here(work, torch.device(where))]
+
+
+def _in_processes(work: Sequence[tuple[Problem, Plan]], where: torch.device) -> Iterator[tuple[int, Check]]:
+    """The same in a process for each core: they compile at once, and a kernel that hangs can be ended."""
+    jobs: list[tuple[list[int], list[tuple[Problem, Plan]], str]] = []
+    for index, (problem, plan) in enumerate(work):
+        if not jobs or jobs[-1][1][0][0] is not problem or len(jobs[-1][0]) >= _ALONE:
+            jobs.append(([], [], str(where)))
+        jobs[-1][0].append(index)
+        jobs[-1][1].append((problem, plan))
+    left = set(range(len(work)))
+    # spawn: a forked process cannot use CUDA
+    with multiprocessing.get_context("spawn").Pool(min(os.cpu_count() or 1, len(jobs), 16)) as pool:
+        results = pool.imap_unordered(_chunk, jobs)
+        try:
+            for _ in jobs:
+                for index, verdict in results.next(_HUNG):
+                    left.discard(index)
+                    yield index, verdict
+        except multiprocessing.TimeoutError:
+            pass
+    for index in sorted(left):
+        problem, plan = work[index]
+        reason = f"no verdict within {_HUNG:.0f} s"
+        yield index, Check(str(problem), str(plan), plan.schedule, math.nan, math.nan, None, False, _HUNG, reason)
 
 
 def _trials(problem: Problem, where: torch.device) -> list[Trial]:

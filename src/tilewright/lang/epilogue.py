@@ -1,21 +1,26 @@
 """What happens to a block of sums on its way out: once, on the complete sum, in the accumulator's dtype.
 
-The steps compose in one order: ``alpha * acc``, ``+ bias``, activation, dropout, ``+ residual``, the caller's own
-function. A step that is not wanted is ``None`` (or 0), which Triton sees when it compiles, and costs nothing.
+The steps compose in one order: scales of codes, ``alpha * acc``, ``+ bias``, activation, dropout, ``+ residual``, the
+caller's own function. A step that is not wanted is ``None`` (or 0), which Triton sees when it compiles, and costs
+nothing.
+
+Kernels in Triton and in Gluon call these functions: so they make no block out of nothing (Gluon would have to be told
+its layout), but out of those that they are given.
 """
 
 import triton
 import triton.language as tl
 
 from tilewright.lang.philox import drop_sixteens, keep_each
+from tilewright.lang.scales import rescale
 
 
 @triton.jit
 def scalar(parts, like):
     """A number handed over as float32 parts (three keep a float64 whole), in the dtype of ``like``."""
-    value = tl.zeros((), like.dtype) + parts[0]
+    value = tl.cast(parts[0], like.dtype)  # a plain float where kernels are interpreted
     if len(parts) == 3:
-        value = value + parts[1] + parts[2]
+        value = value + tl.cast(parts[1], like.dtype) + tl.cast(parts[2], like.dtype)
     return value
 
 
@@ -34,8 +39,7 @@ def dropped(acc, seed, threshold, scale, starts, cols, DROPOUT: tl.constexpr):
     starts at a multiple of 16. DROPOUT is 16 when every row of the whole does so too, else 1.
     """
     if DROPOUT == 16:
-        first = starts + tl.min(cols, axis=1, keep_dims=True)
-        acc = drop_sixteens(acc, seed, first, threshold, scale)
+        acc = drop_sixteens(acc, seed, starts + cols, threshold, scale)
     else:
         acc = tl.where(keep_each(seed, starts + cols, threshold), acc * scale, 0.0)
     return acc
@@ -47,11 +51,13 @@ def finish(acc, z, z0, z1, rows, cols, m, n, seed, threshold, steps, ACTIVATION:
     """Apply every wanted step to ``acc``, a block of C at (z, rows, cols).
 
     steps: (alpha parts, (p_bias, stride), (p_pre, strides), (p_residual, strides), (p_seed, scale parts), tensors of
-    CUSTOM).
+    CUSTOM, scales of A, scales of B, and what the main loop has applied: block scales of A, of B).
     ``pre`` receives the value before the activation, which the backward needs.
     """
-    alpha, bias, pre, residual, dropout, custom = steps
+    alpha, bias, pre, residual, dropout, custom, scale_a, scale_b, _, _ = steps
     inside = (rows[:, None] < m) & (cols[None, :] < n)
+    if scale_a is not None:
+        acc = rescale(acc, scale_a, scale_b, z0, z1, rows, cols, m, n)
     if alpha is not None:
         acc = acc * scalar(alpha, acc)
     if bias is not None:
@@ -67,7 +73,8 @@ def finish(acc, z, z0, z1, rows, cols, m, n, seed, threshold, steps, ACTIVATION:
             seed = tl.load(dropout[0])
         # both are 64-bit by their annotation; the interpreter does not heed it, and calls 32 bits without a sign an
         # int64 from 2^31 on, which only arithmetic mends
-        seed, threshold = seed.to(tl.int64) + tl.zeros((), tl.int64), threshold.to(tl.int64) + tl.zeros((), tl.int64)
+        zero = z.to(tl.int64) * 0
+        seed, threshold = seed.to(tl.int64) + zero, threshold.to(tl.int64) + zero
         starts = (z.to(tl.int64) * m + rows.to(tl.int64)[:, None]) * n
         acc = dropped(acc, seed, threshold, scalar(dropout[1], acc), starts, cols.to(tl.int64)[None, :], DROPOUT)
     if residual is not None:

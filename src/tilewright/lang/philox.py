@@ -52,28 +52,35 @@ def keep_each(seed, index, threshold):
 
 
 @triton.jit
-def drop_sixteens(block, seed, first, threshold, scale):
-    """``block`` (rows, cols) with each element scaled or 0: one Philox call for four elements.
-
-    first: (rows, 1) 64-bit index of each row's first element, a multiple of 16, as is the number of columns.
-    """
+def dealt(block):
+    """(rows, cols) as four (rows, cols / 16, 4) blocks: the elements of every 16 that take word 0, 1, 2, 3."""
     rows: tl.constexpr = block.shape[0]
     sixteens: tl.constexpr = block.shape[1] // 16
     # (.., half, pair, odd) -> (.., pair, half, odd): of a tensor core's accumulator, the last two lie in one thread
-    parts = tl.permute(tl.reshape(block, (rows, sixteens, 2, 4, 2)), (0, 1, 3, 2, 4))
-    even, odd = tl.split(parts)
+    even, odd = tl.split(tl.permute(tl.reshape(block, (rows, sixteens, 2, 4, 2)), (0, 1, 3, 2, 4)))
     x0, x2 = tl.split(even)
     x1, x3 = tl.split(odd)
-    quads = (first // 4 + 4 * tl.arange(0, sixteens)[None, :])[:, :, None] + tl.arange(0, 4)[None, None, :]
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def drop_sixteens(block, seed, index, threshold, scale):
+    """``block`` (rows, cols) with each element scaled or 0: one Philox call for four elements.
+
+    index: (rows, cols) 64-bit index of each element; a row starts at a multiple of 16 and has a multiple of 16.
+    """
+    x0, x1, x2, x3 = dealt(block)
+    first, _, _, _ = dealt(index)
     # A zero that the compiler cannot see (a threshold is 2^32 at most), mixed with the block's own bits: it makes
     # Triton compute the words in the threads that hold the block, where it would compute them in others and exchange
     # them through shared memory (46 instructions an element for 29).
     zero = (threshold >> 33).to(tl.int32)
-    w0, w1, w2, w3 = words(seed, quads + (x0.to(tl.float32).to(tl.int32, bitcast=True) & zero))
+    hidden = x0.to(tl.float32).to(tl.int32, bitcast=True) & zero
+    w0, w1, w2, w3 = words(seed, (first >> 4 << 2) + (first >> 1 & 3) + hidden)
     threshold = tl.minimum(threshold, 0xFFFFFFFF).to(tl.uint32)
     x0 = tl.where(w0 >= threshold, x0 * scale, 0.0)
     x1 = tl.where(w1 >= threshold, x1 * scale, 0.0)
     x2 = tl.where(w2 >= threshold, x2 * scale, 0.0)
     x3 = tl.where(w3 >= threshold, x3 * scale, 0.0)
     parts = tl.join(tl.join(x0, x2), tl.join(x1, x3))
-    return tl.reshape(tl.permute(parts, (0, 1, 3, 2, 4)), (rows, 16 * sixteens))
+    return tl.reshape(tl.permute(parts, (0, 1, 3, 2, 4)), (block.shape[0], block.shape[1]))

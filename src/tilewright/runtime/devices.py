@@ -71,7 +71,8 @@ class Device:
         if dtype is torch.float32 and precision != "ieee":
             tf32 = self.peak_tflops.get("tf32", self.peak_tflops["float32"])
             return tf32 / 3 if precision == "tf32x3" else tf32
-        return self.peak_tflops.get(str(dtype).removeprefix("torch."), self.peak_tflops["float32"])
+        name = str(dtype).removeprefix("torch.")
+        return self.peak_tflops.get("float8" if name.startswith("float8") else name, self.peak_tflops["float32"])
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 from triton.compiler import compile as triton_compile
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from tilewright.runtime.devices import Device
@@ -44,7 +45,8 @@ def source(call: Call, target: GPUTarget | None = None) -> ASTSource:
     # private, and the same in Triton 3.6 to 3.9: the JIT's own step from bound arguments to a signature. The versions
     # differ in what they record for a string constant, so a copy of it would be wrong in one of them
     _, signature, constexprs, attrs = fn._pack_args(backend, options, bound, specialization, options)
-    return ASTSource(fn, signature, constexprs, attrs)
+    made = GluonASTSource if fn.is_gluon() else ASTSource
+    return made(fn, signature, constexprs, attrs)
 
 
 def compile_call(call: Call, target: GPUTarget) -> CompiledKernel:

@@ -7,7 +7,7 @@ from typing import Protocol
 from tilewright.gemm.operands import Operands
 from tilewright.gemm.plan import Plan
 from tilewright.gemm.problem import Problem
-from tilewright.gemm.schedules import persistent, tile
+from tilewright.gemm.schedules import gemv, hopper, persistent, split, stream, tile
 from tilewright.runtime.devices import Device
 from tilewright.runtime.launch import Call
 
@@ -26,8 +26,8 @@ class Schedule(Protocol):
     def refuses(self, plan: Plan, problem: Problem, device: Device) -> str | None:
         """Why this plan cannot run the problem on the device, or ``None``."""
 
-    def staged(self, plan: Plan, problem: Problem) -> int:
-        """Bytes of shared memory that a program needs beside the slices in flight."""
+    def resident(self, plan: Plan, problem: Problem, device: Device) -> int:
+        """Programs that a multiprocessor holds at once, 1 or more."""
 
     def prepare(self, plan: Plan, operands: Operands, device: Device) -> Call:
         """The launch of a plan on operands, which lie on the device."""
@@ -36,4 +36,4 @@ class Schedule(Protocol):
         """The same launch over stand-ins, for offline compilation."""
 
 
-SCHEDULES: dict[str, Schedule] = {module.NAME: module for module in (tile, persistent)}
+SCHEDULES: dict[str, Schedule] = {m.NAME: m for m in (tile, persistent, hopper, stream, split, gemv)}

@@ -22,6 +22,7 @@ from tilewright.gemm.schedules import common
 from tilewright.lang.dot import dot
 from tilewright.lang.epilogue import finish, offsets
 from tilewright.lang.order import tile_of
+from tilewright.lang.scales import dot_block
 from tilewright.runtime.devices import Device
 from tilewright.runtime.launch import Call
 
@@ -89,7 +90,12 @@ def persistent_kernel(desc_a, desc_b, p_c, m, n, k, batch, batch_first, strides_
         for i in range(slices):
             a = load_block(desc_a, z, tile_m * BLOCK_M, i * BLOCK_K, BLOCK_M, BLOCK_K, TRANSPOSED_A, BATCHED)
             b = load_block(desc_b, z, i * BLOCK_K, tile_n * BLOCK_N, BLOCK_K, BLOCK_N, TRANSPOSED_B, BATCHED)
-            acc = dot(a, b, acc, PRECISION)
+            if steps[8] is not None:
+                rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+                cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+                acc = dot_block(a, b, acc, steps[8], steps[9], z, z, rows, cols, i, m, n)
+            else:
+                acc = dot(a, b, acc, PRECISION)
         parts = columns(acc, PARTS)
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         for part in tl.static_range(PARTS):
@@ -131,6 +137,11 @@ def refuses(plan: Plan, problem: Problem, device: Device) -> str | None:
     return supports(problem, device) or common.refuses_plan(plan, problem, device, staged(plan, problem))
 
 
+def resident(plan: Plan, problem: Problem, device: Device) -> int:
+    """Programs that a multiprocessor holds at once, 1 or more."""
+    return common.resident(plan, problem, device, staged(plan, problem))
+
+
 def parts_of(plan: Plan, problem: Problem) -> int:
     """Pieces that the epilogue takes a tile in, so that what it holds beside the sum fits registers and shared memory:
     of 16,384 elements, or 1,024 a warp with a heavy epilogue (measured offline: no spills worth the name)."""
@@ -145,7 +156,7 @@ def staged(plan: Plan, problem: Problem) -> int:
     return piece * out * (1 if common.EXCHANGED.isdisjoint(problem.epilogue) else 2)
 
 
-#: (block_m, block_n, block_k, warps, stages) of operands of two bytes
+#: (block_m, block_n, block_k, warps, stages) of operands of two bytes; ``common.block_k`` makes those of others
 _TILES = (
     (128, 256, 64, 8, 4),
     (128, 256, 64, 8, 3),
@@ -162,13 +173,29 @@ _TILES = (
 )
 
 
+#: the same where each slice has a sum of its own, which the program waits for: small enough that programs share a
+#: multiprocessor, so that one multiplies while another adds
+_SLICED_TILES = (
+    (128, 128, 64, 8, 4),
+    (128, 128, 64, 8, 3),
+    (64, 256, 64, 8, 4),
+    (64, 128, 64, 4, 4),
+    (64, 128, 64, 4, 3),
+    (64, 128, 64, 4, 2),
+    (128, 64, 64, 4, 4),
+    (128, 64, 64, 4, 3),
+    (64, 64, 64, 4, 4),
+)
+
+
 #: tiles that are taken along m before the next column
 GROUPS = (8, 16)
 
 
 def candidates(problem: Problem, device: Device) -> list[Plan]:
     """Every plan worth trying; slices of k as long in bytes for every dtype."""
-    tiles = [(bm, bn, common.block_k(bk, problem), warps, stages) for bm, bn, bk, warps, stages in _TILES]
+    wanted = _SLICED_TILES if common.sums_slices(problem, device) else _TILES
+    tiles = [(bm, bn, common.block_k(bk, problem, device), warps, stages) for bm, bn, bk, warps, stages in wanted]
     made = (
         Plan(NAME, bm, bn, bk, group, warps, stages)
         for (bm, bn, bk, warps, stages), group in itertools.product(tiles, GROUPS)
@@ -186,13 +213,15 @@ def _descriptor(x: torch.Tensor, rows: int, cols: int, batched: bool) -> TensorD
     strides[-1] = 1
     for d in range(len(strides) - 1):
         if view.shape[d] == 1:
-            strides[d] = _legal_stride(view)
+            strides[d] = common.legal_stride(view)
     return TensorDescriptor(view, list(view.shape), strides, block)
 
 
-def _legal_stride(view: torch.Tensor) -> int:
-    unit = ALIGNED // view.element_size()
-    return -(-view.shape[-1] // unit) * unit
+def operand_descriptor(x: torch.Tensor, rows: int, cols: int, batched: bool) -> TensorDescriptor:
+    """What :func:`load_block` takes for blocks (rows, cols) of a (1, z, .., ..) operand: its unit stride comes last."""
+    if letter(x) == "t":
+        return _descriptor(x.transpose(-1, -2), cols, rows, batched)
+    return _descriptor(x, rows, cols, batched)
 
 
 def prepare(plan: Plan, operands: Operands, device: Device) -> Call:
@@ -205,11 +234,8 @@ def prepare(plan: Plan, operands: Operands, device: Device) -> Call:
         z0, z1 = z1, z0
     n = b.shape[-1]
     batched = z1 > 1
-    transposed_a = letter(a) == "t"
-    transposed_b = letter(b) == "t"
     bm, bn, bk = plan.block_m, plan.block_n, plan.block_k
-    desc_a = _descriptor(a.transpose(-1, -2), bk, bm, batched) if transposed_a else _descriptor(a, bm, bk, batched)
-    desc_b = _descriptor(b.transpose(-1, -2), bn, bk, batched) if transposed_b else _descriptor(b, bk, bn, batched)
+    desc_a, desc_b = operand_descriptor(a, bm, bk, batched), operand_descriptor(b, bk, bn, batched)
     problem = operands.problem
     parts = parts_of(plan, problem)
     by_descriptor = letter(c) == "n" and alignment(c) == ALIGNED
@@ -224,8 +250,8 @@ def prepare(plan: Plan, operands: Operands, device: Device) -> Call:
         "GROUP": plan.group_m,
         "ORDER": plan.order,
         "BATCHED": batched,
-        "TRANSPOSED_A": transposed_a,
-        "TRANSPOSED_B": transposed_b,
+        "TRANSPOSED_A": letter(a) == "t",
+        "TRANSPOSED_B": letter(b) == "t",
         "PARTS": parts,
         "STORE": "descriptor" if by_descriptor else "pointer",
         **meta,

@@ -14,6 +14,7 @@ from tilewright.gemm.schedules import common
 from tilewright.lang.dot import dot
 from tilewright.lang.epilogue import finish, offsets
 from tilewright.lang.order import tile_of
+from tilewright.lang.scales import dot_block
 from tilewright.runtime.devices import Device
 from tilewright.runtime.launch import Call
 
@@ -64,7 +65,10 @@ def tile_kernel(p_a, p_b, p_c, m, n, k, batch_first, batch_inner, strides_a, str
             left = k - i * BLOCK_K
             a = tl.load(p_a_block, mask=m_a & (ks[None, :] < left), other=0.0)
             b = tl.load(p_b_block, mask=m_b & (ks[:, None] < left), other=0.0)
-        acc = dot(a, b, acc, PRECISION)
+        if steps[8] is not None:
+            acc = dot_block(a, b, acc, steps[8], steps[9], z0, z1, rows, cols, i, m, n)
+        else:
+            acc = dot(a, b, acc, PRECISION)
         p_a_block += step_a
         p_b_block += step_b
 
@@ -82,25 +86,29 @@ def refuses(plan: Plan, problem: Problem, device: Device) -> str | None:
     """Why this plan cannot run the problem on the device, or ``None``."""
     if why := supports(problem, device) or common.refuses_plan(plan, problem, device):
         return why
-    crowded = common.sum_registers(plan, problem, device) > 64
+    held = common.sum_registers(plan, problem, device)
     tile = f"{plan.block_m}x{plan.block_n} tile does not fit the registers of {plan.num_warps} warps"
-    if crowded and common.is_heavy(problem):
+    if held > 64 and common.is_heavy(problem):
         return f"the epilogue of a {tile}"
-    if crowded and (problem.alignment or ALIGNED) < 4:
+    if held > 64 and plan.block_k > 32 and device.backend == "cuda" and not device.has_tma:
+        # operands pass through registers: Triton 3.6 spills 24 to 56 bytes, 3.9 none
+        return f"with slices of {plan.block_k}, a {tile}"
+    if held > (32 if problem.scaled == "block" else 64) and (problem.alignment or ALIGNED) < 4:
         # such loads cannot be asynchronous: the slices in flight wait in registers
         return f"with operands aligned to {problem.alignment} bytes, a {tile}"
     return None
 
 
-def staged(plan: Plan, problem: Problem) -> int:
-    """Bytes of shared memory beside the slices: none, what the epilogue exchanges reuses theirs."""
-    return 0
+def resident(plan: Plan, problem: Problem, device: Device) -> int:
+    """Programs that a multiprocessor holds at once, 1 or more."""
+    return common.resident(plan, problem, device)
 
 
-#: (block_m, block_n, block_k, warps, stages) by bytes of an element
+#: (block_m, block_n, block_k, warps, stages) by bytes of an element; of one byte, those of two with twice the slice
 _TILES = {
     2: (
         (128, 256, 64, 8, 3),
+        (128, 256, 32, 8, 4),
         (128, 128, 64, 8, 3),
         (128, 128, 64, 4, 4),
         (128, 128, 32, 4, 4),
@@ -142,8 +150,8 @@ _TILES = {
 }
 
 
-#: where loads are narrower than 4 bytes (elements of 2 bytes, unaligned): they cannot be asynchronous, so the slices
-#: wait in registers, and a slice is as long as those allow
+#: where loads are narrower than 4 bytes (elements of 1 or 2 bytes, unaligned): they cannot be asynchronous, so the
+#: slices wait in registers, and one is as long as those allow
 _NARROW_TILES = (
     (128, 128, 32, 8, 2),
     (64, 128, 32, 4, 2),
@@ -165,7 +173,13 @@ GROUPS = (1, 8)
 def candidates(problem: Problem, device: Device) -> list[Plan]:
     """Every plan worth trying."""
     narrow = (problem.alignment or ALIGNED) < 4
-    tiles = _NARROW_TILES if narrow else _TILES[problem.dtype.itemsize]
+    if problem.scaled:
+        tiles = tuple(
+            (bm, bn, common.block_k(bk // 2 if narrow else bk, problem, device), warps, stages)
+            for bm, bn, bk, warps, stages in (_NARROW_TILES if narrow else _TILES[2])
+        )
+    else:
+        tiles = _NARROW_TILES if narrow else _TILES[problem.dtype.itemsize]
     made = (
         Plan(NAME, bm, bn, bk, group, warps, stages)
         for (bm, bn, bk, warps, stages), group in itertools.product(tiles, GROUPS)
