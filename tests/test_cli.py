@@ -307,7 +307,7 @@ def test_verify_starts_again_interpreted():
     out = json.loads(done.stdout)
     assert out["passed"]
     assert out["mode"] == "interpreted"
-    assert {check["schedule"] for check in out["checks"]} == {"tile", "persistent", "split", "gemv"}
+    assert {check["schedule"] for check in out["checks"]} == {"tile", "persistent", "split"}  # gemv: for few rows
 
 
 def test_inspect_in_a_process(tmp_path):

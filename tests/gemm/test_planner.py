@@ -170,7 +170,7 @@ def test_what_a_problem_of_tensors_says():
     ("field", "value"),
     [
         ("m", -1), ("n", 2.0), ("k", True), ("batch", 2**31), ("layout", "ab"), ("layout", "n"),
-        ("epilogue", ("jump",)), ("precision", "half"), ("dtype", torch.int8), ("out_dtype", torch.int32),
+        ("epilogue", ("jump",)), ("precision", "half"), ("dtype", torch.int32), ("out_dtype", torch.int32),
     ],
 )  # fmt: skip
 def test_a_bad_problem_is_one_line(field, value):

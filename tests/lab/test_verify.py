@@ -172,9 +172,10 @@ def test_kernels_pass_and_the_result_survives_json():
     chosen = [Problem(65, 64, 24, dtype=torch.float16, epilogue=("bias", "relu")), Problem(5, 7, 9)]
     found = verify.run(chosen, quick=True, progress=lambda done, total, label: seen.append((done, total)))
     assert found.passed, [c.reason for c in found.failed]
-    assert {check.schedule for check in found.checks} == {"tile", "persistent"}
+    assert {check.schedule for check in found.checks} >= {"tile", "persistent", "split", "gemv"}
     assert seen[-1] == (len(found.checks) - 1, len(found.checks))
-    assert [entry[1] for entry in found.skipped] == ["persistent"]  # 5x7x9 has no tensor descriptor
+    # 65x64x24 has too many rows for gemv, and 5x7x9 no tensor descriptor
+    assert {("gemv", 65), ("persistent", 5)} <= {(name, int(text.split("x")[0])) for text, name, _ in found.skipped}
     again = verify.Verification.from_dict(json.loads(json.dumps(console.plain(found))))
     assert again.checks == found.checks
     assert again.summary() == found.summary()

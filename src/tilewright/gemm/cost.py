@@ -19,7 +19,7 @@ import torch
 
 from tilewright.gemm.plan import Plan
 from tilewright.gemm.problem import ALIGNED, Problem
-from tilewright.gemm.schedules import SCHEDULES, gemv
+from tilewright.gemm.schedules import SCHEDULES, gemv, stream
 from tilewright.gemm.schedules.common import is_heavy
 from tilewright.lang.activations import FORWARD
 from tilewright.runtime.devices import Device
@@ -126,6 +126,10 @@ def features(problem: Problem, plan: Plan, device: Device) -> Features:
     per_sm = SCHEDULES[plan.schedule].resident(plan, problem, device)
     slots = device.sms * per_sm
     full, rest = divmod(programs, slots)
+    last_per_sm: float = -(-rest // device.sms)
+    if plan.schedule == stream.NAME:  # the tiles that are dealt out slice by slice fill every multiprocessor equally
+        dealt = stream.streamed(plan, problem.m, problem.n, device)
+        full, last_per_sm = (programs - dealt) // device.sms, dealt / device.sms
     slices = math.ceil(math.ceil(problem.k / plan.block_k) / plan.split_k)
     slice_bytes = (plan.block_m + plan.block_n) * plan.block_k * size
     flops = 2 * plan.block_m * plan.block_n * plan.block_k
@@ -140,8 +144,8 @@ def features(problem: Problem, plan: Plan, device: Device) -> Features:
     return Features(
         full_waves=full,
         per_sm=per_sm,
-        last=int(rest > 0),
-        last_per_sm=-(-rest // device.sms),
+        last=int(last_per_sm > 0),
+        last_per_sm=last_per_sm,
         slices=slices,
         slice_us=flops / (device.peak(dtype, precision) * 1e6 / device.sms),
         slice_kb=slice_bytes / 1e3,
@@ -150,7 +154,7 @@ def features(problem: Problem, plan: Plan, device: Device) -> Features:
         narrow=int(plan.schedule == "tile" and alignment < 4),
         loads=slice_bytes / alignment / 1e3 if plan.schedule == "tile" and alignment < ALIGNED else 0.0,
         memory_us=memory / (device.memory_tbps * 1e6),
-        joins=int(plan.split_k > 1),
+        joins=int(plan.split_k > 1 or plan.schedule == stream.NAME),
         heavy_mb=plan.block_m * plan.block_n * 4 / 1e6 if is_heavy(problem) else 0.0,
     )
 
@@ -203,7 +207,8 @@ def predict(problem: Problem, plan: Plan, device: Device) -> Cost:
         return Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, programs, 1.0, 0, 0, "fixed")
     f, c = features(problem, plan, device), constants(problem, plan, device)
     waves = f.full_waves + f.last
-    fill = (tiles * plan.split_k - (waves - 1) * programs) / programs
+    even = plan.schedule == stream.NAME
+    fill = 1.0 if even else (tiles * plan.split_k - (waves - 1) * programs) / programs
     _, full_compute, full_l2 = wave_us(f, f.per_sm, c)
     _, last_compute, last_l2 = wave_us(f, f.last_per_sm, c)
     compute = f.full_waves * full_compute + f.last * last_compute

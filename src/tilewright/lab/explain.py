@@ -206,7 +206,8 @@ def explain(problem: Problem, device: Device | str | None = None, *, plan: Plan 
         tiles_n=-(-problem.n // chosen.block_n),
         waves=waves,
         last_wave=last,
-        idle=1 - programs / (waves * cost.programs) if waves else 0.0,
+        # the stream schedule deals out what would not fill the last wave slice by slice
+        idle=1 - programs / (waves * cost.programs) if waves and chosen.schedule != "stream" else 0.0,
         own=own,
         row=own if by_row else simulate(problem, chosen, where, order="row"),
         grouped=own if banded is chosen else simulate(problem, banded, where),

@@ -340,6 +340,11 @@ def staged(plan: Plan, problem: Problem) -> int:
     return 2 * consumers(plan) * PART * (problem.out_dtype or problem.dtype).itemsize
 
 
+def resident(plan: Plan, problem: Problem, device: Device) -> int:
+    """Programs that a multiprocessor holds at once: one, whose ring takes its shared memory."""
+    return 1
+
+
 #: (block_m, block_n, block_k, warps, stages) of operands of two bytes
 _TILES = (
     (128, 256, 64, 8, 4),

@@ -131,6 +131,10 @@ def refuses(plan: Plan, problem: Problem, device: Device) -> str | None:
     """Why this plan cannot run the problem on the device, or ``None``."""
     if why := supports(problem, device) or common.refuses_plan(plan, problem, device, splits=True):
         return why
+    loaded = (plan.block_m + plan.block_n) * plan.block_k * problem.dtype.itemsize // 4
+    if device.backend == "cuda" and not device.has_tma and loaded > 64 * device.warp_size * plan.num_warps:
+        # before Hopper operands pass through registers (Triton 3.9 spills 216 bytes at 80 of them)
+        return f"slices of {plan.block_k} do not fit the registers of {plan.num_warps} warps"
     if common.sum_registers(plan, problem, device) > 64 and common.is_heavy(problem):
         tile = f"{plan.block_m}x{plan.block_n} tile"
         return f"the epilogue of a {tile} does not fit the registers of {plan.num_warps} warps"

@@ -27,6 +27,7 @@ NAME = "stream"
 
 supports = hopper.supports
 staged = hopper.staged
+resident = hopper.resident
 
 
 def streamed(plan: Plan, m: int, n: int, device: Device) -> int:
