@@ -15,7 +15,7 @@ import pytest
 
 from support import SRC, child
 from tilewright.tune import store as module
-from tilewright.tune.store import Store, Stored, folder, newest
+from tilewright.tune.store import Store, Stored, folder
 
 KEY = ("a device", "3.6.0")
 
@@ -34,12 +34,16 @@ def put(store: Store, problem: str = "p", plan: str = "tile 16x16x16", source: s
     return store.put(*KEY, source, problem, plan, us)
 
 
+def find(store: Store, problem: str = "p", source: str = "s") -> Stored | None:
+    return store.find(*KEY, source, problem)
+
+
 def complains(store: Store, what: str = "find") -> str:
     """The one warning of two operations."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            assert (store.find(*KEY, "p") == []) if what == "find" else (put(store) is False)
+            assert (find(store) is None) if what == "find" else (put(store) is False)
     assert len(caught) == 1 and caught[0].category is RuntimeWarning
     text = str(caught[0].message)
     assert text.startswith(f"tilewright.tune: the store of plans {store.path} ") and "\n" not in text
@@ -47,15 +51,16 @@ def complains(store: Store, what: str = "find") -> str:
 
 
 def test_what_was_put_is_found_under_its_whole_key(store):
-    assert store.find(*KEY, "p") == [] and len(store) == 0
+    assert find(store) is None and len(store) == 0
     assert not store.path.exists()  # looking creates nothing
     assert put(store)
-    (found,) = store.find(*KEY, "p")
-    assert (found.plan, found.source, found.us) == ("tile 16x16x16", "s", 2.0)
-    assert store.find("another device", KEY[1], "p") == []
-    assert store.find(KEY[0], "3.7.0", "p") == []
-    assert store.find(*KEY, "q") == []
-    assert Store(store.path).find(*KEY, "p") == [found]
+    found = find(store)
+    assert found is not None and (found.plan, found.us) == ("tile 16x16x16", 2.0)
+    assert store.find("another device", KEY[1], "s", "p") is None
+    assert store.find(KEY[0], "3.7.0", "s", "p") is None
+    assert find(store, source="t") is None
+    assert find(store, "q") is None
+    assert find(Store(store.path)) == found
 
 
 def test_a_newer_measurement_replaces_the_older_and_another_source_stays_beside_it(store):
@@ -63,12 +68,8 @@ def test_a_newer_measurement_replaces_the_older_and_another_source_stays_beside_
     put(store, us=1.5)
     put(store, source="t", plan="tile 32x32x32")
     assert len(store) == 2
-    found = store.find(*KEY, "p")
-    assert [one.plan for one in found] == ["tile 32x32x32", "tile 16x16x16"]
-    assert found[1].us == 1.5
-    assert newest(found, {"tile": "s"}) == found[1]
-    assert newest(found, {"tile": "t"}) == found[0]
-    assert newest(found, {"tile": "u"}) is None
+    assert find(store).us == 1.5
+    assert find(store, source="t").plan == "tile 32x32x32"
 
 
 def test_the_file_is_in_wal_mode_and_knows_its_schema(store):
@@ -85,7 +86,7 @@ store, name = Store(sys.argv[1]), sys.argv[2]
 for i in range(60):
     assert store.put("a device", "3.6.0", "s", f"{name}/{i}", "tile 16x16x16", 1.0)
     assert store.put("a device", "3.6.0", "s", "shared", f"tile 16x16x16 stages={i + 1}", 1.0)
-    assert store.find("a device", "3.6.0", f"{name}/{i}")
+    assert store.find("a device", "3.6.0", "s", f"{name}/{i}")
 """
 
 
@@ -158,7 +159,7 @@ def test_values_of_another_type_are_passed_over(store):
     put(store)
     with sqlite3.connect(store.path) as db:
         db.execute("UPDATE plans SET plan = x'ff00'")
-    assert store.find(*KEY, "p") == []
+    assert find(store) is None
 
 
 def test_a_folder_that_is_a_file_and_a_file_that_is_a_folder(tmp_path):
@@ -185,7 +186,7 @@ from tilewright.tune.store import Store
 os.setuid(65534)
 store = Store({str(found.path)!r})
 warnings.simplefilter("error")
-assert store.find("a device", "3.6.0", "p")[0].plan == "tile 16x16x16"
+assert store.find("a device", "3.6.0", "s", "p").plan == "tile 16x16x16"
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(2):
@@ -202,7 +203,7 @@ def _read_only_folder(tmp_path: Path) -> None:
     assert put(store)
     store.path.parent.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
-        assert store.find(*KEY, "p")[0].plan == "tile 16x16x16"
+        assert find(store).plan == "tile 16x16x16"
         assert "cannot be written" in complains(store, "put")
     finally:
         store.path.parent.chmod(0o700)
@@ -220,7 +221,7 @@ def test_a_full_disk_is_one_warning_and_leaves_what_was_there(store, monkeypatch
     real = sqlite3.connect
     monkeypatch.setattr(module.sqlite3, "connect", lambda *args, **kwargs: real(*args, factory=Full, **kwargs))
     assert "disk is full" in complains_of_put(store)
-    assert [one.plan for one in store.find(*KEY, "p")] == ["tile 16x16x16"]
+    assert find(store).plan == "tile 16x16x16"
 
 
 def complains_of_put(store: Store) -> str:
@@ -238,7 +239,7 @@ def test_a_store_that_somebody_is_writing_for_long(store, monkeypatch):
     other.execute("BEGIN EXCLUSIVE")
     try:
         assert "locked" in complains_of_put(store)
-        assert store.find(*KEY, "p")  # a reader does not wait for a writer
+        assert find(store)  # a reader does not wait for a writer
     finally:
         other.close()
     assert put(store, "q")  # and the store is not given up
@@ -249,7 +250,7 @@ def test_the_oldest_go_when_there_are_too_many(store, monkeypatch):
     for i in range(25):
         put(store, f"p{i:02}")
     assert len(store) <= 20
-    assert store.find(*KEY, "p00") == [] and store.find(*KEY, "p24") != []
+    assert find(store, "p00") is None and find(store, "p24") is not None
 
 
 # -------------------------------------------------------------------------------------------------------- where it is
@@ -273,8 +274,3 @@ def test_where_the_store_is(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
     assert folder() == tmp_path / "local" / "tilewright"
-
-
-def test_newest_of_nothing():
-    assert newest([], {"tile": "s"}) is None
-    assert newest([Stored("", "s", 1.0, "d")], {"tile": "s"}) is None

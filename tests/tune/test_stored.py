@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import triton
 
 import tilewright as tw
 from tilewright.gemm import planner, stored
-from tilewright.gemm.schedules import SCHEDULES
 from tilewright.tune import shipped
+from tilewright.tune.shipped import plans  # itself: other tests have nothing in its place
 from tilewright.tune.store import Store
 
+PACKAGE = Path(tw.__file__).parent
 H200, H100 = tw.Device.named("h200"), tw.Device.named("h100")
 SQUARE = tw.Problem(4096, 4096, 4096)
 #: no model would pick it
@@ -83,7 +85,7 @@ def test_the_users_store_is_before_what_is_shipped_and_that_before_the_model(own
     model = tw.plan(SQUARE, H200)
     assert planner.source(SQUARE, H200) == "model"
     other = replace(ODD, block_n=32)
-    monkeypatch.setattr(shipped, "plans", lambda device, arch: {stored.key(SQUARE): str(other)})
+    monkeypatch.setattr(shipped, "plans", lambda *measured: {stored.key(SQUARE): str(other)})
     assert tw.plan(SQUARE, H200) == model  # known for the life of the process, or until plans change
     planner.forget()
     assert (tw.plan(SQUARE, H200), planner.source(SQUARE, H200)) == (other, "shipped")
@@ -101,7 +103,7 @@ def test_one_tuned_m_serves_its_bucket_and_no_other(own_store):
 
 @pytest.mark.parametrize("what", ["device", "SM count", "Triton", "source", "schema of another file"])
 def test_a_plan_measured_elsewhere_is_not_taken(own_store, what):
-    device, version, source, store = stored.name_of(H200), triton.__version__, stored.sources()["tile"], own_store
+    device, version, source, store = stored.name_of(H200), triton.__version__, stored.source(), own_store
     if what == "device":
         device = stored.name_of(H100)
     elif what == "SM count":
@@ -126,11 +128,9 @@ def test_a_plan_measured_elsewhere_is_not_taken(own_store, what):
 )  # fmt: skip
 def test_a_plan_that_cannot_run_is_passed_over(own_store, monkeypatch, line, recwarn):
     """Whoever wrote it: no exception, and never a plan that its schedule refuses."""
-    schedule = line.partition(" ")[0]
-    source = stored.sources().get(schedule, "")
-    own_store.put(stored.name_of(H200), triton.__version__, source, stored.key(SQUARE), line, 1.0)
+    own_store.put(stored.name_of(H200), triton.__version__, stored.source(), stored.key(SQUARE), line, 1.0)
     assert planner.source(SQUARE, H200) == "model"
-    monkeypatch.setattr(shipped, "plans", lambda device, arch: {stored.key(SQUARE): line})
+    monkeypatch.setattr(shipped, "plans", lambda *measured: {stored.key(SQUARE): line})
     planner.forget()
     assert planner.source(SQUARE, H200) == "model"
 
@@ -165,22 +165,30 @@ def test_a_broken_store_plans_as_the_model_does(own_store):
     assert len(caught) == 1
 
 
-def test_sources_are_of_each_schedule():
-    found = stored.sources()
-    assert set(found) == set(SCHEDULES)
-    assert len(set(found.values())) == len(found)
+@pytest.mark.parametrize("name", ["gemm/schedules/split.py", "gemm/schedules/common.py", "lang/epilogue.py"])
+def test_a_plan_is_stale_when_a_file_of_the_kernels_changes(monkeypatch, tmp_path, name):
+    package = tmp_path / "package"
+    for folder in ("gemm/schedules", "lang"):
+        shutil.copytree(PACKAGE / folder, package / folder)
+    monkeypatch.setattr(stored.resources, "files", lambda _: package)
+    assert stored.source.__wrapped__() == stored.source()
+    (package / name).write_text((package / name).read_text() + "# changed\n")
+    assert stored.source.__wrapped__() != stored.source()
 
 
 # ------------------------------------------------------------------------------------------------------------ shipped
 
 
 def files() -> list[Path]:
-    return sorted((Path(tw.__file__).parent / "data" / "plans").glob("*.json"))
+    return sorted((PACKAGE / "data" / "plans").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda p: p.stem)
 def test_shipped_files_are_good(path):
-    """Every plan in a file that comes with the package runs the problem that it is for, on the device it names."""
+    """Every plan in a file that comes with the package runs the problem that it is for, on the device it names.
+
+    It was measured with the kernels that come with it: what is stale is measured again or taken out.
+    """
     data = shipped.parse(json.loads(path.read_text(encoding="utf-8")))
     device = tw.Device.named(path.stem)
     assert (data["device"], data["arch"]) == (device.title, device.arch)
@@ -191,9 +199,10 @@ def test_shipped_files_are_good(path):
         assert us > 0
     for run in data["measured"]:
         assert {"torch", "triton", "commit", "date", "command"} <= set(run)
+        assert run["source"] == stored.source()
 
 
-RUN = {"torch": "2.11", "triton": "3.6.0", "commit": "c", "date": "d", "command": "tilewright tune"}
+RUN = {"torch": "2.11", "triton": "3.6.0", "source": "s", "commit": "c", "date": "d", "command": "tilewright tune"}
 
 
 def test_a_file_is_written_extended_and_says_with_what_each_was_measured(tmp_path):
@@ -212,6 +221,18 @@ def test_a_file_is_written_extended_and_says_with_what_each_was_measured(tmp_pat
     assert path.read_text().count("\n") > 5  # a plan a line: a difference can be read
     shipped.write(path, "NVIDIA H200", 90, {**RUN, "commit": "last"}, dict.fromkeys("abc", ("tile 16x16x16", 1.0)))
     assert [run["commit"] for run in json.loads(path.read_text())["measured"]] == ["last"]  # runs without plans go
+
+
+def test_a_shipped_plan_counts_where_it_was_measured(monkeypatch, tmp_path):
+    path = tmp_path / "data" / "plans" / "h200.json"
+    shipped.write(path, "NVIDIA H200", 90, RUN, {"a": ("tile 16x16x16", 1.0), "b": ("tile 16x16x16", 1.0)})
+    shipped.write(path, "NVIDIA H200", 90, {**RUN, "source": "t"}, {"b": ("tile 32x32x32", 1.0)})
+    monkeypatch.setattr(shipped.resources, "files", lambda _: tmp_path)
+    found = plans.__wrapped__
+    assert found("h200", 90, "3.6.0", "s") == {"a": "tile 16x16x16"}
+    assert found("h200", 90, "3.6.0", "t") == {"b": "tile 32x32x32"}
+    for other in (("h100", 90, "3.6.0", "s"), ("h200", 100, "3.6.0", "s"), ("h200", 90, "3.9.0", "s")):
+        assert found(*other) == {}
 
 
 def test_a_file_of_another_device_or_kind_is_refused_and_left_alone(tmp_path):

@@ -26,7 +26,7 @@ from tilewright.gemm.schedules.common import HEAVY
 from tilewright.runtime.devices import Device
 from tilewright.runtime.errors import bad
 from tilewright.tune import shipped
-from tilewright.tune.store import Store, newest
+from tilewright.tune.store import Store
 
 
 def bucket(m: int) -> int:
@@ -93,14 +93,17 @@ def name_of(device: Device) -> str:
 
 
 @functools.cache
-def sources() -> dict[str, str]:
-    """For each schedule a hash of what its kernels are made of: all of ``lang`` and of the schedules, which share much."""
+def source() -> str:
+    """A hash of what kernels are made of: a plan's time holds as long as none of it changes.
+
+    One for all schedules, which share ``lang`` and import each other: of which a kernel has parts is not worth knowing.
+    """
     package = resources.files("tilewright")
     digest = hashlib.sha256()
     for folder in (package / "gemm" / "schedules", package / "lang"):
         for file in sorted((f for f in folder.iterdir() if f.name.endswith(".py")), key=lambda f: f.name):
             digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return dict.fromkeys(SCHEDULES, digest.hexdigest()[:16])
+    return digest.hexdigest()[:16]
 
 
 def find(problem: Problem, device: Device) -> tuple[Plan, str] | None:
@@ -110,22 +113,21 @@ def find(problem: Problem, device: Device) -> tuple[Plan, str] | None:
     """
     if mine := kept(problem, device, Store()):
         return mine[0], "store"
-    line = shipped.plans(device.name, device.arch).get(key(problem))
+    line = shipped.plans(device.name, device.arch, triton.__version__, source()).get(key(problem))
     plan = None if line is None else _usable(line, problem, device)
     return None if plan is None else (plan, "shipped")
 
 
 def kept(problem: Problem, device: Device, store: Store) -> tuple[Plan, float] | None:
     """The plan that a store has for a problem, measured with the source that is installed, and its microseconds."""
-    rows = store.find(name_of(device), triton.__version__, key(problem))
-    one = newest(rows, sources()) if rows else None
+    one = store.find(name_of(device), triton.__version__, source(), key(problem))
     plan = None if one is None else _usable(one.plan, problem, device)
     return None if one is None or plan is None else (plan, one.us)
 
 
 def keep(problem: Problem, device: Device, plan: Plan, us: float, store: Store) -> bool:
     """Put a measured plan into a store; whether that worked."""
-    return store.put(name_of(device), triton.__version__, sources()[plan.schedule], key(problem), str(plan), us)
+    return store.put(name_of(device), triton.__version__, source(), key(problem), str(plan), us)
 
 
 def _usable(text: str, problem: Problem, device: Device) -> Plan | None:

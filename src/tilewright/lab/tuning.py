@@ -50,7 +50,7 @@ def record(found: Iterable[Tuned], device: Device, command: str | None = None) -
 def _row(one: Tuned) -> dict[str, Any]:
     p = one.problem
     assert one.us is not None and one.model_us is not None
-    found = {
+    found: dict[str, Any] = {
         "op": "matmul",
         "case": str(p),
         "problem": stored.key(p),
@@ -91,6 +91,7 @@ def provenance(command: str | None = None) -> Mapping[str, str]:
     return {
         "torch": torch.__version__,
         "triton": triton.__version__,
+        "source": stored.source(),
         "commit": results.commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command or results.command_line(),

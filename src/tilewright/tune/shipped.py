@@ -1,8 +1,8 @@
 """Plans that come with the package: a JSON file for each device, written by ``tilewright tune --ship``.
 
-A shipped plan is advice for a device, whatever Triton is installed: its own schedule says whether it can run a problem,
-and one that cannot is passed over. The file says with what each was measured: "measured" lists runs (versions, commit,
-date, command), "plans" has for each problem's key its plan, microseconds, and the number of its run in that list.
+The file says with what each was measured: "measured" lists runs (versions, a hash of the kernel source, commit, date,
+command), "plans" has for each problem's key its plan, microseconds, and the number of its run in that list. As in the
+user's store, a plan counts where Triton and the kernel source are those that it was measured with.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SCHEMA = 1
 
 
 @functools.cache
-def plans(device: str, arch: int | str) -> Mapping[str, str]:
-    """The plans shipped for a device, by the key of their problem; none where there is no file for it.
+def plans(device: str, arch: int | str, triton: str, source: str) -> Mapping[str, str]:
+    """The plans shipped for a device that were measured so, by the key of their problem; none where it has no file.
 
     ``device`` is the name of its sheet: a device without one has no plans.
     """
@@ -36,7 +36,10 @@ def plans(device: str, arch: int | str) -> Mapping[str, str]:
     except (OSError, ValueError) as error:
         warnings.warn(f"tilewright.tune: shipped plans of {device} cannot be read ({error})", RuntimeWarning, 2)
         return {}
-    return {key: entry[0] for key, entry in found["plans"].items()} if found["arch"] == arch else {}
+    if found["arch"] != arch:
+        return {}
+    runs = [(run.get("triton"), run.get("source")) == (triton, source) for run in found["measured"]]
+    return {key: plan for key, (plan, _, run) in found["plans"].items() if runs[run]}
 
 
 def parse(data: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import sqlite3
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,9 @@ CREATE TABLE IF NOT EXISTS plans (
 ) WITHOUT ROWID
 """
 
+#: of the values of a :class:`Stored`
+_TYPES = (str, float, str)
+
 _warned: set[str] = set()
 _lock = threading.Lock()
 
@@ -46,13 +49,11 @@ class Stored:
 
     Args:
         plan: its line.
-        source: the hash of the kernel source that it was measured with.
         us: microseconds that it took.
         date: when, in UTC.
     """
 
     plan: str
-    source: str
     us: float
     date: str
 
@@ -80,29 +81,23 @@ class Store:
         self.path = Path(path) if path is not None else folder() / f"plans-{SCHEMA}.sqlite3"
         self._unreadable = False
 
-    def find(self, device: str, triton: str, problem: str) -> list[Stored]:
-        """Plans for the problem there, the newest first: one for each source that was measured."""
+    def find(self, device: str, triton: str, source: str, problem: str) -> Stored | None:
+        """The plan that was measured under this key."""
         if self._unreadable:
-            return []
-        query = (
-            "SELECT plan, source, us, date FROM plans WHERE device = ? AND triton = ? AND problem = ? "
-            "ORDER BY date DESC, source"
-        )
+            return None
+        query = "SELECT plan, us, date FROM plans WHERE device = ? AND triton = ? AND source = ? AND problem = ?"
         try:
             if not self.path.exists():
-                return []
+                return None
             with self._reading() as db:
-                rows = db.execute(query, (device, triton, problem)).fetchall()
+                row = db.execute(query, (device, triton, source, problem)).fetchone()
         except (sqlite3.Error, OSError) as error:
             self._unreadable = not _is_busy(error)
             self._complain("cannot be read", error)
-            return []
+            return None
         # sqlite keeps whatever a foreign hand has put into a column
-        return [
-            Stored(plan, source, float(us), date)
-            for plan, source, us, date in rows
-            if isinstance(plan, str) and isinstance(source, str) and isinstance(us, float) and isinstance(date, str)
-        ]
+        good = row is not None and all(isinstance(value, kind) for value, kind in zip(row, _TYPES, strict=True))
+        return Stored(*row) if good else None
 
     def put(self, device: str, triton: str, source: str, problem: str, plan: str, us: float) -> bool:
         """Keep a plan, in place of an older one of the same key; whether that worked."""
@@ -197,8 +192,3 @@ def _check(db: sqlite3.Connection, new: bool = False) -> None:
 
 def _is_busy(error: BaseException) -> bool:
     return "locked" in str(error) or "busy" in str(error)
-
-
-def newest(found: Iterable[Stored], sources: dict[str, str]) -> Stored | None:
-    """The first plan whose schedule (its line's first word) has the source that it was measured with."""
-    return next((one for one in found if sources.get(one.plan.partition(" ")[0]) == one.source), None)
