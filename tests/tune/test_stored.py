@@ -38,6 +38,8 @@ PROBLEMS = [
     tw.Problem(100, 1025, 777, batch=6, batch_dims=2, epilogue=("gelu", "dropout", "residual", "pre")),
     tw.Problem(512, 512, 512, dtype=torch.float32, precision="tf32x3", layout="tn", alignment=4),
     tw.Problem(16, 32, 64, dtype=torch.float64, batch_invariant=True),
+    tw.Problem(64, 256, 256, dtype=torch.int8, scaled="block"),
+    tw.Problem(64, 256, 256, dtype=torch.float8_e4m3fn, out_dtype=torch.float32, scaled="row", fast_accumulate=True),
 ]
 
 
@@ -63,7 +65,9 @@ def test_keys_differ_where_plans_may():
         {"batch_invariant": True}, {"batch": 2, "batch_dims": 2},
     ]  # fmt: skip
     keys = {stored.key(replace(SQUARE, **{"out_dtype": None, "batch_dims": None, **change})) for change in changes}
-    assert len(keys | {stored.key(SQUARE)}) == len(changes) + 1
+    codes = tw.Problem(4096, 4096, 4096, dtype=torch.float8_e4m3fn)
+    keys |= {stored.key(p) for p in (codes, replace(codes, scaled="row"), replace(codes, fast_accumulate=True))}
+    assert len(keys | {stored.key(SQUARE)}) == len(changes) + 4
 
 
 def test_steps_that_cost_nothing_share_a_plan():

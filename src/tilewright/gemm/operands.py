@@ -180,7 +180,7 @@ class Operands:
             activation=activation,
             dropout_p=0.5 if "dropout" in steps else 0.0,
             residual=make(m, n, "n", out) if "residual" in steps else None,
-            scales=stand_in_scales(problem) if problem.scaled else None,
+            scales=stand_in_scales(problem, device) if problem.scaled else None,
         )
         return cls(
             a=make(m, k, problem.layout[0], problem.dtype, operand=True),
@@ -192,15 +192,15 @@ class Operands:
         )
 
 
-def stand_in_scales(problem: Problem) -> Scales:
-    """Scales of a problem of codes on torch's meta device."""
+def stand_in_scales(problem: Problem, device: torch.device | str) -> Scales:
+    """Scales of a problem of codes, without values."""
     blocks_k, blocks_n = -(-problem.k // SCALE_BLOCK), -(-problem.n // SCALE_BLOCK)
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
         "tensor": ((1,), (1,)),
         "row": ((1, problem.batch, problem.m, 1), (1, problem.n)),
         "block": ((1, problem.batch, problem.m, blocks_k), (blocks_k, blocks_n)),
     }
-    a, b = (torch.empty(shape, dtype=torch.float32, device="meta") for shape in shapes[str(problem.scaled)])
+    a, b = (torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes[str(problem.scaled)])
     return Scales(a, b, str(problem.scaled), problem.fast_accumulate)
 
 

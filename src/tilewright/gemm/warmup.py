@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,11 +59,9 @@ def compile_job(job: Job) -> None:
 
 def signature(problem: Problem, plan: Plan) -> tuple[Any, ...]:
     """What a binary depends on: Triton specialises integers that are 1 or divisible by 16."""
-    sizes = tuple((size == 1, size % 16 == 0) for size in (problem.n, problem.k))
-    return (
-        str(plan), problem.dtype, problem.out_dtype, problem.layout, problem.precision, problem.epilogue, sizes,
-        problem.alignment, problem.batch_dims, problem.m == 1, problem.m % 16 == 0, problem.k % plan.block_k == 0,
-    )  # fmt: skip
+    sizes = (problem.m, problem.n, problem.k, problem.batch)
+    kinds = tuple((size == 1, size % 16 == 0) for size in sizes)
+    return plan, kinds, problem.k % plan.block_k == 0, replace(problem, m=0, n=0, k=0, batch=0)
 
 
 def distinct(jobs: Iterable[Job]) -> Sequence[Job]:
