@@ -1,11 +1,12 @@
 """Fit the cost model's constants to recorded times, and write them into a device's sheet.
 
     python benchmarks/fit_cost.py h200 benchmarks/results/nvidia-h200/{planner,gemm-bf16,gemm-fp16,gemm-fp32}.json
+    tilewright tune gemm-bf16 --force --record candidates.json; python benchmarks/fit_cost.py h200 candidates.json
 
 Least squares on the logarithm of predicted over measured time, with more weight on the plans near each case's best (a
-planner must tell those apart), by the model's own functions (``tilewright.gemm.cost``). The suite ``planner`` has every
-candidate's time, from short blocks; the others have the pick's alone, from long ones, which say what a plan sustains
-when the card is warm. Needs numpy and scipy.
+planner must tell those apart), by the model's own functions (``tilewright.gemm.cost``). The suite ``planner`` and what
+``tilewright tune`` records have every candidate's time, from short blocks; the others have the pick's alone, from long
+ones, which say what a plan sustains when the card is warm. Needs numpy and scipy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from scipy.optimize import least_squares
 
 import tilewright as tw
-from tilewright.gemm import cost
+from tilewright.gemm import cost, stored
 from tilewright.runtime.devices import Device
 
 SHEETS = Path(__file__).parents[1] / "src" / "tilewright" / "data" / "devices"
@@ -32,15 +33,22 @@ BY_SCHEDULE = ("fill_us", "wait_us", "memory_efficiency")
 HOLD_SHARED, HOLD_TILE = 0.02, 0.15
 
 
+def problem_of(row: dict[str, Any]) -> tw.Problem:
+    """The problem of a row: by its key, as ``tilewright tune`` records it, or by its sizes and options."""
+    if "problem" in row:
+        return stored.problem_of(row["problem"])
+    return tw.Problem(
+        row["m"], row["n"], row["k"], dtype=getattr(torch, row["dtype"]), layout=row["layout"],
+        precision=row.get("precision"), epilogue=tuple(row.get("epilogue") or ()),
+    )  # fmt: skip
+
+
 def load(files: list[str], device: Device) -> list[dict[str, Any]]:
     """Every timed candidate: its problem, plan, time and the best time of its case."""
     found = []
     for file in files:
         for row in json.loads(Path(file).read_text())["rows"]:
-            problem = tw.Problem(
-                row["m"], row["n"], row["k"], dtype=getattr(torch, row["dtype"]), layout=row["layout"],
-                precision=row.get("precision"), epilogue=tuple(row.get("epilogue") or ()),
-            )  # fmt: skip
+            problem = problem_of(row)
             candidates = row.get("candidates") or [{"plan": row["plan"], "us": row["ours_us"]}]
             best = min(c["us"] for c in candidates)
             for candidate in candidates:

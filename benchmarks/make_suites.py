@@ -140,6 +140,18 @@ def planner() -> Iterator[dict[str, Any]]:
         yield case(m, n, k, "float32", layout=layout, dtype="float32", precision="tf32x3")
 
 
+def batch_invariant() -> Iterator[dict[str, Any]]:
+    """Weights of a model with few and many rows, a small one, and one whose rows are not aligned."""
+    yield from products("Llama-3-8B", (1, 16, 64, 128, 512, 4096), ("qkv", "o", "gate-up", "down"))
+    yield from (case(m, 1024, 1024, "small") for m in (1, 16, 128, 512))
+    yield from (case(m, 1025, 777, "unaligned") for m in (1, 512))
+    yield from (case(m, 4096, 4096, "row-major weight", layout="nn") for m in (1, 64, 512))
+    yield from (case(m, 6144, 4096, "epilogue", op="linear", epilogue=["bias", "gelu"]) for m in (1, 512))
+    yield case(512, 4096, 4096, "fp16", dtype="float16")
+    for precision in ("ieee", "tf32x3", "tf32"):
+        yield case(512, 4096, 4096, "float32", dtype="float32", precision=precision)
+
+
 def main() -> None:
     """Write every suite."""
     SUITES.mkdir(exist_ok=True)
@@ -167,6 +179,13 @@ def main() -> None:
         "every candidate plan timed: how far the first pick is from the best",
         "planner",
         planner(),
+        dtype="bfloat16",
+    )
+    write(
+        "batch-invariant",
+        "batch_invariant=True against the default mode, and the bits of rows for every m up to 512",
+        "batch-invariant",
+        batch_invariant(),
         dtype="bfloat16",
     )
 

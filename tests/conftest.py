@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator
 
 # cuBLAS asks for it before CUDA starts, or its deterministic kernels (the peers below) only warn
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# what this machine's user has tuned is no part of a test; processes that tests start inherit it
+os.environ["TILEWRIGHT_CACHE_DIR"] = tempfile.mkdtemp(prefix="tilewright-tests-")
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from support import DEVICE, GPU, KERNELS
 from tilewright.runtime.mode import INTERPRETED
+from tilewright.tune import shipped
 
 _QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
 settings.register_profile("ci", derandomize=True, max_examples=20, **_QUIET)
@@ -40,11 +45,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "kernels: needs Triton kernels, compiled or interpreted")
 
 
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["TILEWRIGHT_CACHE_DIR"], ignore_errors=True)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name, (here, why) in _NEEDS.items():
             if item.get_closest_marker(name) and not here:
                 item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_shipped_plans() -> Iterator[None]:
+    """Plans come from the cost model, whatever was measured for a device since a test was written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shipped, "plans", lambda *measured: {})
+        yield
 
 
 @pytest.fixture

@@ -55,10 +55,12 @@ SPLIT, GEMV, PARTIAL = "gemm/schedules/split.py", "gemm/schedules/gemv.py", "lan
 COMMON, OPERANDS, OPS = "gemm/schedules/common.py", "gemm/operands.py", "gemm/ops.py"
 EPILOGUE, PHILOX, ACTIVATIONS = "lang/epilogue.py", "lang/philox.py", "lang/activations.py"
 COST, TRAFFIC, PLANNER = "gemm/cost.py", "gemm/traffic.py", "gemm/planner.py"
+FAMILIES, STORED = "gemm/invariant.py", "gemm/stored.py"
 
 # test files
 PRODUCT, STRIDES, FORCED = "gemm/test_matmul.py", "gemm/test_strides.py", "gemm/test_plans_forced.py"
 STEPS, DROPOUT, BACKWARD = "gemm/test_epilogue.py", "gemm/test_dropout.py", "gemm/test_backward.py"
+INVARIANT, STORED_TESTS = "gemm/test_batch_invariant.py", "tune/test_stored.py"
 PLANS, SIMULATED, LAUNCH = "gemm/test_planner.py", "gemm/test_traffic.py", "runtime/test_launch.py"
 WORDS, ORDER, TEXT = "lang/test_philox.py", "lang/test_order.py", "gemm/test_plan_text.py"
 ADDMM, LINEAR, FAR = "gemm/test_addmm.py", "gemm/test_linear.py", "gemm/test_far.py"
@@ -208,8 +210,18 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     (OPS, "scalar(scale, grad), row[:, None] * n, col", "scalar(scale, grad), row[:, None], col",
      "dropout's mask in the backward", BACKWARD),
     # plans
-    (PLANNER, "if not problem.batch_invariant:", "if True:", "what a batch-invariant plan depends on", PLANS),
-    (PLANNER, 'layout="nt", alignment=1)', 'layout="nt")', "a batch-invariant plan's alignment", PLANS),
+    (PLANNER, "if problem.batch_invariant:", "if False:", "what a batch-invariant plan depends on", INVARIANT),
+    (PLANNER, "not problem.batch_invariant or invariant.belongs(measured[0], problem, device)", "True",
+     "stored plans of batch-invariant products", INVARIANT),
+    (FAMILIES, "replace(made, block_k=shared.block_k)", "made", "the slices of a family's members", INVARIANT),
+    (FAMILIES, 'if problem.m != 1 or problem.layout[0] != "n":', "if True:", "the alignment of a single row",
+     INVARIANT),
+    (FAMILIES, "device.has_tma and plan.block_m >= 64", "device.has_tma", "tiles of too few rows for a warp group",
+     INVARIANT),
+    (STORED, "if schedule is not None and schedule.refuses(plan, problem, device) is None", "if schedule is not None",
+     "the refusal of a stored plan", STORED_TESTS),
+    ("tune/store.py", "AND source = ? AND", "AND source != ? AND", "the source of a plan of the store", STORED_TESTS),
+    ("tune/shipped.py", "== (triton, source) for", "!= () for", "the source of a shipped plan", STORED_TESTS),
     (PLANNER, "cost.predict(problem, plan, device).seconds, plan)",
      "-cost.predict(problem, plan, device).seconds, plan)", "the order of candidates", PLANS),
     (PLANNER, "if why := schedule.refuses(plan, problem, device):", "if why := schedule.supports(problem, device):",

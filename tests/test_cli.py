@@ -21,7 +21,7 @@ from tilewright.gemm.plan import Plan
 from tilewright.runtime.mode import broken_interpreter
 
 ROOT = Path(tilewright.__file__).resolve().parents[1]
-COMMANDS = ("doctor", "demo", "verify", "bench", "plan", "explain", "inspect", "roofline", "report")
+COMMANDS = ("doctor", "demo", "verify", "bench", "tune", "plan", "explain", "inspect", "roofline", "report")
 
 
 def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

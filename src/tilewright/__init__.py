@@ -6,6 +6,8 @@ from tilewright.gemm.plan import Plan
 from tilewright.gemm.planner import plan, plans
 from tilewright.gemm.problem import Problem
 from tilewright.gemm.scaled import scaled_matmul
+from tilewright.gemm.tuning import Tuned, tune
+from tilewright.gemm.warmup import warmup
 from tilewright.lab.explain import Explanation, explain
 from tilewright.runtime.devices import Device
 
@@ -14,6 +16,7 @@ __all__ = [
     "Explanation",
     "Plan",
     "Problem",
+    "Tuned",
     "__version__",
     "addmm",
     "explain",
@@ -22,4 +25,6 @@ __all__ = [
     "plan",
     "plans",
     "scaled_matmul",
+    "tune",
+    "warmup",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.lab.timing import Call, Comparison, Side
+from tilewright.tune.timing import Call, Comparison, Side
 
 
 class FakeTimer:

@@ -14,8 +14,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_fakes import FakeTimer
 
-from tilewright.lab import bench, bench_compile, bench_products, ceilings, peers, results, suites, timing
+from tilewright.lab import bench, bench_compile, bench_products, ceilings, peers, results, suites
 from tilewright.lab.suites import Case, Suite
+from tilewright.tune import timing
 
 CPU = torch.device("cpu")
 

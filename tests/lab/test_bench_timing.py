@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tilewright.lab import timing
-from tilewright.lab.timing import CudaTimer, Side
+from tilewright.tune import timing
+from tilewright.tune.timing import CudaTimer, Side
 
 
 class Pretended:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tilewright.cli import planning, running
+from tilewright.cli import planning, running, tuning
 
 
 def _version(wanted: bool) -> None:
@@ -42,6 +42,7 @@ for _function in (
     running.demo,
     running.verify,
     running.bench,
+    tuning.tune,
     planning.plan,
     planning.explain,
     planning.inspect,

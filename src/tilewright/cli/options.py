@@ -66,6 +66,16 @@ def shape(text: str) -> tuple[int, int, int, int]:
     return found[0], found[1], found[2], found[3]
 
 
+def numbers(text: str, option: str) -> list[int]:
+    """Whole numbers with commas between them."""
+    from tilewright.runtime.errors import bad
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise bad("cli", option, repr(text), "numbers with commas, such as 1,16,4096")
+    return [int(part) for part in parts]
+
+
 def dtype_name(text: str, option: str = "--dtype") -> str:
     """torch's name of a dtype that may be abbreviated."""
     from tilewright.runtime.errors import bad

@@ -48,8 +48,9 @@ def plan(
     found = []
     for problem in options.problems(shapes, dtype, layout, precision, epilogue, out_dtype):
         for where in options.devices(device):
-            planner.plan(problem, where)  # raises the reason when there is none
-            ranked = [(one, cost.predict(problem, one, where)) for one in planner.plans(problem, where)]
+            chosen = planner.plan(problem, where)  # raises the reason when there is none
+            others = [one for one in planner.plans(problem, where) if one != chosen]
+            ranked = [(one, cost.predict(problem, one, where)) for one in [chosen, *others]]
             found.append((problem, where, ranked))
     if json:
         console.emit({"results": [_plan_entry(*entry, top) for entry in found]})
@@ -66,7 +67,9 @@ def plan(
             )
             for i, (one, c) in enumerate(ranked[:top])
         ]
+        by = {"model": "", "store": "; the first was tuned here", "shipped": "; the first is shipped"}
         title = f"{problem} on {where.title}: first {len(rows)} of {len(ranked)} candidates"
+        title += by[planner.source(problem, where)]
         columns = ("", "plan", "predicted", "TFLOP/s", "waves", "bound")
         console.show(console.table(columns, rows, title=title, right=("", "predicted", "TFLOP/s", "waves")))
 
@@ -74,10 +77,13 @@ def plan(
 def _plan_entry(problem: Any, where: Any, ranked: list[Any], top: int) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from tilewright.gemm import planner
+
     return {
         "problem": str(problem),
         "device": where.name,
         "plan": str(ranked[0][0]),
+        "picked_by": planner.source(problem, where),
         "count": len(ranked),
         "candidates": [{"plan": str(one), **asdict(c)} for one, c in ranked[:top]],
     }
@@ -274,10 +280,8 @@ def roofline(
     texts = list(shapes or [])
     labels = [""] * len(texts)
     if model is not None:
-        for tokens in m.split(","):
-            if not tokens.strip().isdigit():
-                raise bad("cli", "--m", repr(m), "numbers with commas, such as 1,16,4096")
-            for name, product in lab.products(model, int(tokens)).items():
+        for tokens in options.numbers(m, "--m"):
+            for name, product in lab.products(model, tokens).items():
                 texts.append(f"{product.m}x{product.n}x{product.k}")
                 labels.append(name)
     if not texts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from tilewright.gemm import planner
 from tilewright.gemm.operands import Epilogue, Scales, canonical_views
 from tilewright.gemm.plan import Plan
-from tilewright.gemm.problem import precision_of
+from tilewright.gemm.problem import Problem, precision_of
 from tilewright.gemm.schedules import SCHEDULES
 from tilewright.gemm.schedules.common import PLACES
 from tilewright.runtime import eager
@@ -82,6 +83,8 @@ def long_way(
         problem = operands.problem
         if forced is not None:
             planner.check(forced, problem, device, name)
+        if forced is None and os.environ.get("TILEWRIGHT_TUNE") and eager.on_current(a.get_device()):
+            _tune_first(problem, device)
         plan = forced or planner.plan(problem, device)
         call = SCHEDULES[plan.schedule].prepare(plan, operands, device)
         kernel = launch(call)
@@ -89,6 +92,14 @@ def long_way(
         again = kernel is not None and not any(hasattr(arg, "block_shape") for arg in call.args[3:])
         made.append(eager.Entry(call, kernel, _EXTRAS, out) if again else None)
     return made[0] if len(made) == 1 else None
+
+
+def _tune_first(problem: Problem, device: Device) -> None:
+    """Tune a problem before its first launch, where ``TILEWRIGHT_TUNE`` asks for it."""
+    from tilewright.gemm import tuning  # which launches through this module
+
+    if tuning.wanted():
+        tuning.first_call(problem, device)
 
 
 #: places of bias, pre, residual and seed tensor among the steps; a, b and out are a kernel's first three arguments

@@ -147,36 +147,44 @@ class Operands:
         return canonical(name, a, b, **kwargs)
 
     @classmethod
-    def stand_in(cls, problem: Problem) -> Operands:
-        """Operands of a problem on torch's meta device: shapes, strides and dtypes, and no memory."""
-        z, m, n, k = problem.batch, problem.m, problem.n, problem.k
+    def stand_in(cls, problem: Problem, device: torch.device | str = "meta") -> Operands:
+        """Operands of a problem: shapes, strides and dtypes; no values, and on torch's meta device no memory.
 
-        def make(rows: int, cols: int, letter: str, dtype: torch.dtype) -> torch.Tensor:
-            # rows of one element more are what makes an operand unaligned
-            pad = 0 if problem.alignment == ALIGNED or rows <= 1 else 1
+        ``pre`` and dropout's seed are there where the problem has those steps; a function of the caller's is not.
+        """
+        z, m, n, k = problem.batch, problem.m, problem.n, problem.k
+        dense = replace(problem, alignment=None).alignment == problem.alignment
+
+        def padding(cols: int, size: int) -> int:
+            """Elements between rows that give A and B the problem's alignment; a dense C has its own."""
+            fits = (p for p in range(ALIGNED) if math.gcd(ALIGNED, (cols + p) * size) == problem.alignment)
+            return next(fits, 1)
+
+        def make(rows: int, cols: int, letter: str, dtype: torch.dtype, operand: bool = False) -> torch.Tensor:
+            pad = padding(cols, dtype.itemsize) if operand and not dense and rows > 1 else 0
             if letter == "s":
-                return torch.empty(1, z, rows, 2 * cols, dtype=dtype, device="meta")[..., ::2]
+                return torch.empty(1, z, rows, 2 * cols, dtype=dtype, device=device)[..., ::2]
             if letter == "t":
-                return make(cols, rows, "n", dtype).transpose(-1, -2)
-            return torch.empty(1, z, rows, cols + pad, dtype=dtype, device="meta")[..., :cols]
+                return make(cols, rows, "n", dtype, operand).transpose(-1, -2)
+            return torch.empty(1, z, rows, cols + pad, dtype=dtype, device=device)[..., :cols]
 
         out = problem.out_dtype or problem.dtype
         steps = problem.epilogue
         activation = next((s for s in steps if s in FORWARD), None)
         epilogue = Epilogue(
             alpha=0.5 if "alpha" in steps else 1.0,
-            bias=torch.empty(n, dtype=out if problem.scaled else problem.dtype, device="meta")
+            bias=torch.empty(n, dtype=out if problem.scaled else problem.dtype, device=device)
             if "bias" in steps
             else None,
             pre=make(m, n, "n", out) if "pre" in steps else None,
             activation=activation,
             dropout_p=0.5 if "dropout" in steps else 0.0,
             residual=make(m, n, "n", out) if "residual" in steps else None,
-            scales=stand_in_scales(problem) if problem.scaled else None,
+            scales=stand_in_scales(problem, device) if problem.scaled else None,
         )
         return cls(
-            a=make(m, k, problem.layout[0], problem.dtype),
-            b=make(k, n, problem.layout[1], problem.dtype),
+            a=make(m, k, problem.layout[0], problem.dtype, operand=True),
+            b=make(k, n, problem.layout[1], problem.dtype, operand=True),
             c=make(m, n, "n", out),
             epilogue=epilogue,
             precision=str(problem.precision),
@@ -184,15 +192,15 @@ class Operands:
         )
 
 
-def stand_in_scales(problem: Problem) -> Scales:
-    """Scales of a problem of codes on torch's meta device."""
+def stand_in_scales(problem: Problem, device: torch.device | str) -> Scales:
+    """Scales of a problem of codes, without values."""
     blocks_k, blocks_n = -(-problem.k // SCALE_BLOCK), -(-problem.n // SCALE_BLOCK)
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
         "tensor": ((1,), (1,)),
         "row": ((1, problem.batch, problem.m, 1), (1, problem.n)),
         "block": ((1, problem.batch, problem.m, blocks_k), (blocks_k, blocks_n)),
     }
-    a, b = (torch.empty(shape, dtype=torch.float32, device="meta") for shape in shapes[str(problem.scaled)])
+    a, b = (torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes[str(problem.scaled)])
     return Scales(a, b, str(problem.scaled), problem.fast_accumulate)
 
 

@@ -1,13 +1,12 @@
-"""Which plan runs a problem: pure functions of the problem and the device's sheet."""
+"""Which plan runs a problem: functions of the problem, the device's sheet and the plans that were measured for it."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import torch
 
-from tilewright.gemm import cost
+from tilewright.gemm import cost, invariant, stored
 from tilewright.gemm.plan import Plan
 from tilewright.gemm.problem import Problem
 from tilewright.gemm.schedules import SCHEDULES
@@ -29,24 +28,48 @@ def device_or_default(device: Device | str | None = None) -> Device:
 
 @functools.lru_cache(maxsize=4096)
 def _ranked(problem: Problem, device: Device) -> tuple[Plan, ...]:
-    schedules = [s for s in SCHEDULES.values() if s.supports(problem, device) is None]
-    found = [plan for s in schedules for plan in s.candidates(problem, device)]
+    if problem.batch_invariant:
+        found = invariant.members(problem, device)
+    else:
+        schedules = [s for s in SCHEDULES.values() if s.supports(problem, device) is None]
+        found = [plan for s in schedules for plan in s.candidates(problem, device)]
     return tuple(sorted(found, key=lambda plan: (cost.predict(problem, plan, device).seconds, plan)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _chosen(problem: Problem, device: Device) -> tuple[Plan, str]:
+    measured = stored.find(problem, device)
+    if measured is not None and (not problem.batch_invariant or invariant.belongs(measured[0], problem, device)):
+        return measured
+    found = _ranked(problem, device)
+    if not found:
+        reasons = {name: s.supports(problem, device) for name, s in SCHEDULES.items()}
+        raise bad("plan", "problem", str(problem), f"one that {device.title} can run ({reasons})")
+    return found[0], "model"
 
 
 def plans(problem: Problem, device: Device | str | None = None) -> list[Plan]:
     """Every candidate for the problem on the device, best first by the cost model. Needs no GPU."""
-    return list(_ranked(_planned(problem), device_or_default(device)))
+    return list(_ranked(_checked(problem), device_or_default(device)))
 
 
 def plan(problem: Problem, device: Device | str | None = None) -> Plan:
-    """The plan for the problem on the device; ``ValueError`` when no schedule supports it."""
-    where = device_or_default(device)
-    found = _ranked(_planned(problem), where)
-    if not found:
-        reasons = {name: s.supports(problem, where) for name, s in SCHEDULES.items()}
-        raise bad("plan", "problem", str(problem), f"one that {where.title} can run ({reasons})")
-    return found[0]
+    """The plan for the problem on the device; ``ValueError`` when no schedule supports it. Needs no GPU.
+
+    One that was tuned on this machine, else one that was measured for the device and shipped, else the candidate that
+    the cost model says is fastest.
+    """
+    return _chosen(_checked(problem), device_or_default(device))[0]
+
+
+def source(problem: Problem, device: Device | str | None = None) -> str:
+    """Where :func:`plan` has it from: "store", "shipped" or "model"."""
+    return _chosen(_checked(problem), device_or_default(device))[1]
+
+
+def forget() -> None:
+    """Look for stored plans anew: a problem's plan is otherwise the same for the life of a process."""
+    _chosen.cache_clear()
 
 
 def check(plan: Plan, problem: Problem, device: Device, name: str = "plan") -> None:
@@ -58,18 +81,8 @@ def check(plan: Plan, problem: Problem, device: Device, name: str = "plan") -> N
         raise ValueError(f"tilewright.{name}: plan is '{plan}', which cannot run {problem} on {device.title}: {why}")
 
 
-def _planned(problem: Problem) -> Problem:
-    """The problem as its plan depends on it, if it is one: a batch-invariant one is planned by n, k and dtypes alone.
-
-    Alignment and layout can change with the number of rows (a single row has no row stride), so they are set to what
-    every operand satisfies.
-    """
+def _checked(problem: Problem) -> Problem:
+    """The problem, if it is one."""
     if not isinstance(problem, Problem):
         raise bad("plan", "problem", type(problem).__name__, "a tilewright.Problem", TypeError)
-    if not problem.batch_invariant:
-        return problem
-    return replace(problem, m=BATCH_INVARIANT_M, batch=1, batch_dims=0, layout="nt", alignment=1)
-
-
-#: the m that batch-invariant products are planned for
-BATCH_INVARIANT_M = 128
+    return problem

@@ -136,7 +136,7 @@ def scaled(
     # float64 holds every sum of int8 products that memory has room for
     exact = torch.float64 if a.dtype is torch.int8 else torch.float32
     if scales.granularity == "block":
-        k, n = b.shape
+        k, n = b.shape[-2:]
         of_a = scales.a.repeat_interleave(SCALE_BLOCK, -1)[..., :k]
         of_b = scales.b.repeat_interleave(SCALE_BLOCK, 0)[:k].repeat_interleave(SCALE_BLOCK, 1)[:, :n]
         pre = torch.matmul(a.to(exact) * of_a, b.to(exact) * of_b).to(torch.float32)

@@ -8,15 +8,20 @@ from pathlib import Path
 
 import torch
 
-from tilewright.lab import bench_host, bench_planner, bench_products, ceilings, results, suites
+from tilewright.lab import bench_host, bench_invariant, bench_planner, bench_products, ceilings, results, suites
 from tilewright.lab.results import Result
-from tilewright.lab.timing import CudaTimer, Timer
 from tilewright.runtime.errors import bad
+from tilewright.tune.timing import CudaTimer, Timer
 
 #: called with the suite, how many cases are done, how many there are, and what is being done
 Progress = Callable[[str, int, int, str], None]
 
-RUNNERS = {"products": bench_products.run, "host": bench_host.run, "planner": bench_planner.run}
+RUNNERS = {
+    "products": bench_products.run,
+    "host": bench_host.run,
+    "planner": bench_planner.run,
+    "batch-invariant": bench_invariant.run,
+}
 
 
 def run(

@@ -14,8 +14,8 @@ from tilewright.lab.bench_products import Note, own_error, peer_error, reason, r
 from tilewright.lab.peers import Inputs
 from tilewright.lab.results import Result
 from tilewright.lab.suites import Case, Suite
-from tilewright.lab.timing import Call, Side, Timer
 from tilewright.runtime.errors import bad
+from tilewright.tune.timing import Call, Side, Timer
 
 
 def run(suite: Suite, timer: Timer, device: torch.device, result: Result, note: Note) -> None:

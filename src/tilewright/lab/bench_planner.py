@@ -24,8 +24,8 @@ from tilewright.lab.bench_products import (
 from tilewright.lab.peers import Inputs
 from tilewright.lab.results import Result
 from tilewright.lab.suites import Case, Suite
-from tilewright.lab.timing import Side, Timer
 from tilewright.runtime.devices import Device
+from tilewright.tune.timing import Side, Timer
 
 #: results that are held at once to compare them with one reference, in bytes
 HELD = 16 * 2**30
@@ -34,7 +34,8 @@ HELD = 16 * 2**30
 def run(suite: Suite, timer: Timer, device: torch.device, result: Result, note: Note) -> None:
     """Fill ``result``: a row for each case; its peer is the best candidate, so ratio = t(best) / t(pick)."""
     sheet = planner.device_or_default(None if device.type == "cuda" else planner.DEFAULT_DEVICE)
-    found = {case: list(dict.fromkeys(planner.plans(case.problem(), sheet))) for case in suite.cases}
+    # the pick comes first: it may be a measured plan, which need not be the model's
+    found = {case: _plans(case, sheet) for case in suite.cases}
     broken: dict[tuple[Any, ...], str] = {}
     if device.type == "cuda":
         jobs = [(case, plan) for case, plans in found.items() for plan in plans]
@@ -54,6 +55,11 @@ def run(suite: Suite, timer: Timer, device: torch.device, result: Result, note: 
             result["failed"].append({"op": "", "case": "every later one", "why": "the GPU reports an error"})
             break
     result["summary"] = results.summary(result["rows"])
+
+
+def _plans(case: Case, sheet: Device) -> list[Plan]:
+    problem = case.problem()
+    return list(dict.fromkeys([planner.plan(problem, sheet), *planner.plans(problem, sheet)]))
 
 
 def _case(
@@ -91,7 +97,7 @@ def _case(
         # short blocks find the best candidate; a fair comparison says how far the pick is from it
         times = timer.compare(_side(case, pick, inputs), _side(case, best, inputs), len(inputs))
     made = row(case, str(pick), "best candidate", errors[pick], errors[best], times, result["ceilings"])
-    made["best_plan"] = str(best)
+    made["best_plan"], made["picked_by"] = str(best), planner.source(case.problem(), sheet)
     made["regret"] = 0.0 if pick == best else round(max(0.0, 1 / times.ratio - 1), 4)
     if pick == best:  # the same kernel twice: what differs is noise
         made.update(ratio=1.0, peer_us=made["ours_us"])

@@ -14,7 +14,7 @@ from tilewright.lab.bench_compile import compile_all
 from tilewright.lab.peers import Inputs, Peer
 from tilewright.lab.results import Result, Row
 from tilewright.lab.suites import Case, Suite
-from tilewright.lab.timing import Comparison, Side, Timer
+from tilewright.tune.timing import Comparison, Side, Timer
 
 Note = Callable[[int, str], None]
 

@@ -8,7 +8,7 @@ import torch
 
 from tilewright.gemm.problem import Problem
 from tilewright.lab.peers import tf32
-from tilewright.lab.timing import Timer
+from tilewright.tune.timing import Timer
 
 #: the ceiling of arithmetic for a dtype: its key in a result file, and whether float32 runs as tf32
 KEYS = {

@@ -29,6 +29,7 @@ class Explanation:
 
     Args:
         problem, device, plan: what runs, where, and how.
+        picked_by: where the plan is from: "store" (tuned here), "shipped", "model" or "caller".
         cost: the cost model's prediction for the plan.
         roof: the least time, and which roof binds.
         tiles_m, tiles_n: tiles of C along m and n.
@@ -43,6 +44,7 @@ class Explanation:
     problem: Problem
     device: Device
     plan: Plan
+    picked_by: str
     cost: Cost
     roof: Roof
     tiles_m: int
@@ -71,6 +73,7 @@ class Explanation:
             "problem": str(self.problem),
             "device": self.device.name,
             "plan": str(self.plan),
+            "picked_by": self.picked_by,
             "tiles": {"m": self.tiles_m, "n": self.tiles_n, "batch": self.problem.batch, "all": self.cost.tiles},
             "waves": {
                 "programs": self.cost.programs,
@@ -105,7 +108,7 @@ class Explanation:
         binds = {"compute": "arithmetic binds", "hbm": "device memory binds"}[r.bound]
         return [
             f"{p} on {d.title}",
-            f"  plan        {self.plan}",
+            f"  plan        {self.plan}" + {"store": " (tuned here)", "shipped": " (shipped)"}.get(self.picked_by, ""),
             f"  work        2*{times}m*n*k = 2 * {batch}{p.m} * {p.n} * {p.k} = {p.flops:,} FLOP",
             f"  least bytes {least} = {p.bytes:,} bytes",
             f"  intensity   {intensity}",
@@ -196,6 +199,7 @@ def explain(problem: Problem, device: Device | str | None = None, *, plan: Plan 
         problem=problem,
         device=where,
         plan=chosen,
+        picked_by=planner.source(problem, where) if plan is None else "caller",
         cost=cost,
         roof=roof(problem, where),
         tiles_m=-(-problem.m // chosen.block_m),

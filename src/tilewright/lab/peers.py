@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from tilewright.gemm.plan import Plan
 from tilewright.lab.suites import Case
+from tilewright.tune import timing
 
 #: float64 elements that the reference holds of one operand or result at a time
 CHUNK = 2**27
@@ -88,15 +89,8 @@ def input_bytes(case: Case) -> int:
 
 
 def input_sets(case: Case, l2_bytes: int) -> int:
-    """How many input sets a measurement rotates over, so that no call finds its operands in the cache.
-
-    Twice the L2 cache; 330 MB for few rows, where the time is that of reading the weight and nothing else. One for a
-    device without a cache of that kind (0).
-    """
-    if not l2_bytes:
-        return 1
-    least = max(2 * l2_bytes, 330_000_000 if case.m <= 256 else 0)
-    return max(1, -(-least // max(1, input_bytes(case))))
+    """How many input sets a measurement rotates over, so that no call finds its operands in the cache."""
+    return timing.input_sets(input_bytes(case), l2_bytes, case.m)
 
 
 def ours(case: Case, plan: Plan | None = None) -> Callable[..., torch.Tensor]:
@@ -110,6 +104,8 @@ def ours(case: Case, plan: Plan | None = None) -> Callable[..., torch.Tensor]:
         kwargs["dropout_p"] = case.dropout
     if case.precision:
         kwargs["precision"] = case.precision
+    if case.batch_invariant:
+        kwargs["batch_invariant"] = True
     if plan is not None:
         kwargs["plan"] = plan
 

@@ -15,7 +15,7 @@ from tilewright.gemm.problem import ACTIVATIONS, Problem
 from tilewright.runtime.errors import bad
 
 OPS = ("matmul", "linear", "addmm")
-RUNNERS = ("products", "host", "planner")
+RUNNERS = ("products", "host", "planner", "batch-invariant")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Case:
         epilogue: the steps after the product, in order: "bias", an activation, "dropout", "residual".
         dropout_p: probability of the step "dropout".
         grad: whether the operands want a gradient (suite ``host``).
+        batch_invariant: as the argument of that name.
         source: where the shape comes from.
     """
 
@@ -44,6 +45,7 @@ class Case:
     epilogue: tuple[str, ...] = ()
     dropout_p: float = 0.0
     grad: bool = False
+    batch_invariant: bool = False
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -82,6 +84,8 @@ class Case:
             parts.append("+".join(self.epilogue))
         if self.grad:
             parts.append("grad")
+        if self.batch_invariant:
+            parts.append("batch-invariant")
         return " ".join(parts)
 
     @property
@@ -100,12 +104,13 @@ class Case:
             layout=self.layout,
             epilogue=epilogue,
             precision=self.precision,
+            batch_invariant=self.batch_invariant,
         )
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A named list of cases and the runner that measures them ("products", "host" or "planner")."""
+    """A named list of cases and the runner that measures them ("products", "host", "planner" or "batch-invariant")."""
 
     name: str
     about: str

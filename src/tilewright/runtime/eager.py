@@ -160,6 +160,10 @@ class Entry:
         return held
 
 
+#: every cache of the process; they live as long as it does
+_CACHES: list[Cache] = []
+
+
 class _Address(dict[int, int]):
     """In place of tensor maps for a tensor that the kernel takes by its address."""
 
@@ -173,11 +177,21 @@ _ADDRESS = _Address()
 class Cache(dict[Any, Any]):
     """Launches by key: a dict, so that ``get`` is C; bounded by :meth:`put`."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        _CACHES.append(self)
+
     def put(self, key: Any, entry: Any) -> None:
         """Keep a launch."""
         if len(self) >= LIMIT:
             self.clear()
         self[key] = entry
+
+
+def forget() -> None:
+    """Make every launch anew at its next call: what it was planned by has changed."""
+    for cache in _CACHES:
+        cache.clear()
 
 
 def on_current(device: int) -> bool:

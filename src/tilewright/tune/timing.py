@@ -123,12 +123,14 @@ class CudaTimer:
         times = self._run([blocks[i] for i in order])
         return bracketed(times[2:])
 
-    def rank(self, sides: Sequence[Side], sets: int) -> list[float]:
+    def rank(
+        self, sides: Sequence[Side], sets: int, block_ms: float | None = None, rounds: int | None = None
+    ) -> list[float]:
         """Each side's median over rounds that go through the sides forwards and backwards in turn."""
         pool = torch.cuda.graph_pool_handle()
-        blocks = [self._block(side, sets, self.rank_ms, pool) for side in sides]
+        blocks = [self._block(side, sets, block_ms or self.rank_ms, pool) for side in sides]
         times: list[list[float]] = [[] for _ in sides]
-        for r in range(self.rank_rounds):
+        for r in range(rounds or self.rank_rounds):
             order = list(range(len(sides)))[:: -1 if r % 2 else 1]
             # the first block after a pause runs at another clock: it is run twice and counted once
             for i, seconds in zip(order, self._run([blocks[j] for j in [order[0], *order]])[1:], strict=True):
@@ -236,3 +238,15 @@ def _loop(call: Call, calls: int, sets: int) -> Callable[[], object]:
             kept[i % sets] = call(i % sets)
 
     return run
+
+
+def input_sets(set_bytes: int, l2_bytes: int, m: int) -> int:
+    """How many operand sets of ``set_bytes`` a measurement rotates over, so that no call finds its own in the cache.
+
+    Twice the L2 cache; 330 MB for few rows, where the time is that of reading the weight and nothing else. One for a
+    device without a cache of that kind (0).
+    """
+    if not l2_bytes:
+        return 1
+    least = max(2 * l2_bytes, 330_000_000 if m <= 256 else 0)
+    return max(1, -(-least // max(1, set_bytes)))
