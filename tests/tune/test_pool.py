@@ -96,6 +96,7 @@ import os, signal, sys, threading, time
 sys.path.insert(0, {os.path.dirname(__file__)!r})
 from tilewright.tune import pool
 file = {str(tmp_path / "pid")!r}
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 def interrupt():
     while not os.path.exists(file):
         time.sleep(0.05)

@@ -102,7 +102,8 @@ def test_several_processes_write_at_once(store):
     assert len(store) == 4 * 60 + 1
 
 
-def test_threads_write_at_once(store):
+@pytest.mark.parametrize("again", range(5))  # the first writers of a new file meet while it is made
+def test_threads_write_at_once(store, again):
     done = []
     threads = [threading.Thread(target=lambda i=i: done.append(put(store, f"p{i}"))) for i in range(16)]
     for thread in threads:

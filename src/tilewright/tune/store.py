@@ -16,6 +16,7 @@ import os
 import sqlite3
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -150,8 +151,7 @@ class Store:
         """A connection in a transaction that has the right to write from its start; committed when the block ends."""
         with _opened(self.path.absolute().as_uri(), WRITE_WAIT_S) as db:
             _check(db, new=True)
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("BEGIN IMMEDIATE")
+            _begin(db)
             try:
                 db.execute(_CREATE)
                 db.execute(f"PRAGMA user_version = {SCHEMA}")
@@ -182,10 +182,29 @@ def _opened(uri: str, wait: float) -> Iterator[sqlite3.Connection]:
         db.close()
 
 
+def _begin(db: sqlite3.Connection) -> None:
+    """Begin a transaction that may write. A database turns to WAL while nobody uses it, and sqlite may not wait."""
+    until = time.monotonic() + WRITE_WAIT_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error) or time.monotonic() > until:
+                raise
+        time.sleep(0.01)
+
+
 def _check(db: sqlite3.Connection, new: bool = False) -> None:
     """Refuse a database that is not ours; an empty one is, where we may write."""
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version == SCHEMA or (new and version == 0 and not db.execute("SELECT 1 FROM sqlite_master").fetchall()):
+    db.execute("BEGIN")  # both answers from one moment: another process may be making the table
+    try:
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        empty = not db.execute("SELECT 1 FROM sqlite_master").fetchall()
+    finally:
+        db.execute("ROLLBACK")
+    if version == SCHEMA or (new and version == 0 and empty):
         return
     raise sqlite3.DatabaseError(f"its schema is {version}; this version reads {SCHEMA}")
 
