@@ -152,6 +152,45 @@ def batch_invariant() -> Iterator[dict[str, Any]]:
         yield case(512, 4096, 4096, "float32", dtype="float32", precision=precision)
 
 
+#: rows of a step of generation: one for each sequence of a batch
+FEW_ROWS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def decode() -> Iterator[dict[str, Any]]:
+    """Every weight of three models, from one row to 64; and weights of two that are not aligned or not transposed."""
+    for model in ("Llama-3-8B", "Llama-3-70B", "DeepSeek-V3"):
+        yield from products(model, FEW_ROWS)
+    yield from (case(m, 4096, 4096, "row-major weight", layout="nn") for m in (1, 16, 64))
+    yield from (case(m, 4099, 4097, "unaligned") for m in (1, 16, 64))
+    yield from (case(m, 6144, 4096, "epilogue", op="linear", layout="nt") for m in (1, 16))
+
+
+def coded(rows: Iterable[int], sizes: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Shapes of the suites of codes; A and B both have k innermost, the one layout that the peers take."""
+    for size in sizes:
+        yield case(size, size, size, "square", op="scaled_matmul")
+    for m in rows:
+        for name in ("qkv", "gate-up", "down"):
+            yield case(m, *MODELS["Llama-3-8B"][name], f"Llama-3-8B {name}", op="scaled_matmul")
+        yield case(m, *MODELS["DeepSeek-V3"]["o"], "DeepSeek-V3 o", op="scaled_matmul")
+
+
+def fp8() -> Iterator[dict[str, Any]]:
+    """Each shape with scales of each kind; with those of tensors and rows also in fast accumulation."""
+    shapes = list(coded((16, 128, 512, 4096), (1024, 2048, 4096, 8192)))
+    for scales in ("tensor", "row", "block"):
+        for fast in (False, True) if scales != "block" else (False,):
+            yield from ({**one, "scales": scales, "fast_accumulate": fast} for one in shapes)
+
+
+def int8() -> Iterator[dict[str, Any]]:
+    """Each shape with scales of each kind that a bare product of int8 can be given afterwards; float32 and bfloat16."""
+    shapes = list(coded((32, 128, 512, 4096), (1024, 2048, 4096, 8192)))
+    for scales in ("tensor", "row"):
+        for out in ("float32", "bfloat16"):
+            yield from ({**one, "scales": scales, "out_dtype": out} for one in shapes)
+
+
 def main() -> None:
     """Write every suite."""
     SUITES.mkdir(exist_ok=True)
@@ -164,6 +203,27 @@ def main() -> None:
         "products",
         fp32(),
         dtype="float32",
+    )
+    write(
+        "decode",
+        "bfloat16 products of few rows against cuBLAS, over rotating weights, beside a kernel that only reads",
+        "products",
+        decode(),
+        dtype="bfloat16",
+    )
+    write(
+        "gemm-fp8",
+        "float8_e4m3fn products with scales against torch._scaled_mm of the same granularity and accumulation",
+        "products",
+        fp8(),
+        dtype="float8_e4m3fn",
+    )
+    write(
+        "gemm-int8",
+        "int8 products, scaled in the kernel, against torch._int_mm, which leaves int32 sums without scales",
+        "products",
+        int8(),
+        dtype="int8",
     )
     write(
         "epilogue",

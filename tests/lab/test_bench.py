@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bench_fakes import FakeTimer
 
 from tilewright.lab import bench, bench_compile, bench_products, ceilings, peers, results, suites
+from tilewright.lab.inputs import input_bytes, input_sets, make_inputs, wide_a, wide_b
 from tilewright.lab.suites import Case, Suite
 from tilewright.tune import timing
 
@@ -50,7 +51,7 @@ def test_a_result_has_what_a_result_file_has(run, tmp_path):
     for key in ("suite", "device", "torch", "triton", "tilewright", "commit", "date", "command", "ceilings"):
         assert found[key], key
     assert found["command"] == "tilewright bench tiny"
-    assert set(found["ceilings"]) == {"copy_tbps", "fp32_tflops"}
+    assert set(found["ceilings"]) == {"copy_tbps", "read_tbps", "fp32_tflops"}
     assert found["failed"] == []
     assert [row["layout"] for row in found["rows"]] == ["nn", "nt", "tn", "tt"]
     for row in found["rows"]:
@@ -175,7 +176,7 @@ def test_a_wrong_dropout_rate_is_a_failure(run, monkeypatch):
 
 def test_the_reference_in_pieces_is_the_reference(monkeypatch):
     case = Case("linear", 37, 29, 23, dtype="float32", epilogue=("bias", "gelu"))
-    (x,) = peers.make_inputs(case, CPU)
+    (x,) = make_inputs(case, CPU)
     out = peers.eager(case)(x)
     whole = peers.errors(case, x, [out])
     monkeypatch.setattr(peers, "CHUNK", 100)
@@ -184,11 +185,55 @@ def test_the_reference_in_pieces_is_the_reference(monkeypatch):
     assert peers.errors(case, x, [out]) == [math.inf]
 
 
+@pytest.mark.parametrize("scales", ["tensor", "row", "block"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+def test_codes_are_checked_with_their_scales(run, dtype, scales):
+    case = {"op": "scaled_matmul", "m": 160, "n": 144, "k": 288, "dtype": dtype, "scales": scales}
+    if scales == "block":  # PyTorch has no such product on a CPU
+        case = Case(**case)
+        (x,) = make_inputs(case, CPU)
+        assert bench_products.own_error(case, x, peers.ours(case)) < 4e-3
+        return
+    if dtype == "int8":
+        case["out_dtype"] = "float32"
+    found = run(tiny("products", [case]))
+    assert found["failed"] == []
+    (row,) = found["rows"]
+    assert row["peer"] == ("torch._int_mm" if dtype == "int8" else f"torch._scaled_mm {scales}")
+    assert row["scales"] == scales
+    assert row["error"] < (1e-7 if dtype == "int8" else 4e-3)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "row", "block"])
+def test_wide_operands_are_codes_times_scales(scales):
+    case = Case("scaled_matmul", 5, 300, 270, dtype="int8", scales=scales)
+    (x,) = make_inputs(case, CPU)
+    for i, j in ((0, 0), (4, 129), (2, 269)):
+        of_a = {"tensor": (), "row": (i, 0), "block": (i, j // 128)}[scales]
+        assert wide_a(x, slice(0, 5))[i, j] == x.a[i, j].double() * x.scale_a[of_a].double()
+        assert wide_a(x, slice(i, i + 1))[0, j] == wide_a(x, slice(0, 5))[i, j]
+    for i, j in ((0, 0), (269, 299), (128, 128)):
+        of_b = {"tensor": (), "row": (0, j), "block": (i // 128, j // 128)}[scales]
+        assert wide_b(x, slice(0, 300))[i, j] == x.b[i, j].double() * x.scale_b[of_b].double()
+        assert wide_b(x, slice(j - j % 7, 300))[i, j % 7] == wide_b(x, slice(0, 300))[i, j]
+
+
+def test_few_rows_are_compared_with_a_kernel_that_only_reads(run):
+    found = run(tiny("products", [{"op": "matmul", "m": 1, "n": 64, "k": 64}]))
+    (row,) = found["rows"]
+    assert found["ceilings"]["read_tbps"] > 0
+    assert row["of_read"] == pytest.approx(
+        Case("matmul", 1, 64, 64).problem().bytes / 10 / 1e6 / found["ceilings"]["read_tbps"], rel=1e-3
+    )
+    big = {"m": 1, "n": 7168, "k": 7168, "ratio": 1.0, "of_read": 0.9, "peer": "p"}
+    assert results.summary([big, {**big, "of_read": 0.8}, {**big, "n": 64, "of_read": 0.1}])["least_of_read"] == 0.8
+
+
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("size", [16, 25])
 def test_inputs_lie_as_fresh_tensors_would(layout, size):
     case = Case("matmul", size, size + 8, size + 1, dtype="bfloat16", layout=layout)
-    for x in peers.make_inputs(case, CPU, sets=3):
+    for x in make_inputs(case, CPU, sets=3):
         for t, letter, rows, cols in ((x.a, layout[0], case.m, case.k), (x.b, layout[1], case.k, case.n)):
             assert t.shape == (rows, cols)
             assert t.stride() == ((cols, 1) if letter == "n" else (1, rows))
@@ -197,10 +242,10 @@ def test_inputs_lie_as_fresh_tensors_would(layout, size):
 
 def test_input_sets_pass_the_cache():
     few = Case("matmul", 1, 6144, 4096)
-    assert peers.input_sets(few, 60 * 2**20) * peers.input_bytes(few) >= 330e6
+    assert input_sets(few, 60 * 2**20) * input_bytes(few) >= 330e6
     square = Case("matmul", 1024, 1024, 1024)
-    assert peers.input_sets(square, 60 * 2**20) * peers.input_bytes(square) >= 120 * 2**20
-    assert peers.input_sets(Case("matmul", 8192, 8192, 8192), 60 * 2**20) == 1
+    assert input_sets(square, 60 * 2**20) * input_bytes(square) >= 120 * 2**20
+    assert input_sets(Case("matmul", 8192, 8192, 8192), 60 * 2**20) == 1
 
 
 def test_bracketed_compares_each_block_with_its_neighbours():
@@ -262,7 +307,10 @@ def test_jobs_of_one_signature_are_compiled_once():
 
 def test_every_stored_suite_loads():
     sizes = {name: len(suites.load(name).cases) for name in suites.names()}
-    assert set(sizes) >= {"gemm-bf16", "gemm-fp16", "gemm-fp32", "epilogue", "host", "planner"}
+    assert set(sizes) >= {
+        "gemm-bf16", "gemm-fp16", "gemm-fp32", "gemm-fp8", "gemm-int8", "decode", "epilogue", "host", "planner",
+        "batch-invariant",
+    }  # fmt: skip
     assert sizes["gemm-bf16"] >= 60
     for name in sizes:
         cases = suites.load(name).cases
@@ -339,6 +387,10 @@ def test_a_file_that_is_no_result_is_refused(tmp_path, text):
         {"op": "matmul", "m": 1, "n": 1, "k": 1, "colour": "red"},
         {"op": "matmul", "m": 1, "n": 1, "k": 1, "dtype": "bf16"},
         {"op": "linear", "m": 1, "n": 1, "k": 1, "layout": "nn"},
+        {"op": "matmul", "m": 1, "n": 1, "k": 1, "dtype": "int8"},
+        {"op": "scaled_matmul", "m": 1, "n": 1, "k": 1, "dtype": "bfloat16"},
+        {"op": "scaled_matmul", "m": 1, "n": 1, "k": 1, "dtype": "int8", "scales": "column"},
+        {"op": "scaled_matmul", "m": 1, "n": 1, "k": 1, "dtype": "int8", "out_dtype": "f32"},
     ],
 )
 def test_a_bad_case_is_refused(data):
@@ -351,7 +403,7 @@ def test_a_bad_case_is_refused(data):
 def test_the_gpus_clock_agrees_with_itself():
     timer = timing.CudaTimer(block_ms=5.0, rounds=5, preheat_s=0.3)
     case = Case("matmul", 2048, 2048, 2048)
-    sets = peers.make_inputs(case, torch.device("cuda"), 4)
+    sets = make_inputs(case, torch.device("cuda"), 4)
     side = timing.Side("torch", lambda i: sets[i].a @ sets[i].b)
     timer.preheat()
     same = timer.compare(side, side, 4)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from tilewright.gemm.plan import Plan
-from tilewright.lab.peers import Inputs, ours
+from tilewright.lab.inputs import empty
+from tilewright.lab.peers import ours
 from tilewright.lab.suites import Case
 from tilewright.tune import pool
 
@@ -18,7 +19,18 @@ Job = tuple[Case, Plan]
 def signature(case: Case, plan: Plan) -> tuple[Any, ...]:
     """Jobs of one signature share their binaries: Triton specialises integers that are 1 or divisible by 16."""
     sizes = tuple((size == 1, size % 16 == 0) for size in (case.m, case.n, case.k))
-    return (str(plan), case.dtype, case.layout, case.precision, case.epilogue, case.op, case.batch_invariant, sizes)
+    codes = (case.scales, case.fast_accumulate, case.result_dtype)
+    return (
+        str(plan),
+        case.dtype,
+        case.layout,
+        case.precision,
+        case.epilogue,
+        case.op,
+        case.batch_invariant,
+        *codes,
+        sizes,
+    )
 
 
 def distinct(jobs: Iterable[Job]) -> list[Job]:
@@ -26,25 +38,12 @@ def distinct(jobs: Iterable[Job]) -> list[Job]:
     return list({signature(*job): job for job in jobs}.values())
 
 
-def _empty(case: Case) -> Inputs:
-    """Inputs without values: compiling needs none."""
-
-    def make(rows: int, cols: int, letter: str) -> torch.Tensor:
-        if letter == "t":
-            return make(cols, rows, "n").t()
-        return torch.empty(rows, cols, dtype=case.torch_dtype, device="cuda")
-
-    bias = make(1, case.n, "n")[0] if "bias" in case.epilogue else None
-    residual = make(case.m, case.n, "n") if "residual" in case.epilogue or case.op == "addmm" else None
-    return Inputs(make(case.m, case.k, case.layout[0]), make(case.k, case.n, case.layout[1]), bias, residual)
-
-
 def compile_case(job: Job) -> None:
     """In a worker: one launch, which compiles."""
     case, plan = job
     with torch.no_grad():
         # a forced plan is refused by addmm, which plans for itself
-        ours(case, None if case.op == "addmm" else plan)(_empty(case))
+        ours(case, None if case.op == "addmm" else plan)(empty(case, torch.device("cuda")))
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 

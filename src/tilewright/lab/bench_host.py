@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tilewright.gemm import planner
 from tilewright.lab import ceilings, peers, results
 from tilewright.lab.bench_products import Note, own_error, peer_error, reason, row, usable
-from tilewright.lab.peers import Inputs
+from tilewright.lab.inputs import Inputs, make_inputs
 from tilewright.lab.results import Result
 from tilewright.lab.suites import Case, Suite
 from tilewright.runtime.errors import bad
@@ -33,7 +33,7 @@ def run(suite: Suite, timer: Timer, device: torch.device, result: Result, note: 
 
 
 def _case(case: Case, timer: Timer, device: torch.device, result: Result) -> None:
-    x = peers.make_inputs(case, device)[0]
+    x = make_inputs(case, device)[0]
     mine, peer = peers.ours(case), peers.peers(case)[0]
     with torch.no_grad():
         error, theirs = own_error(case, x, mine), peer_error(case, x, peer)
@@ -50,7 +50,7 @@ def _case(case: Case, timer: Timer, device: torch.device, result: Result) -> Non
     for name in ("roof", "tflops"):
         made[name] = None
     result["rows"].append({**made, "time": "host", "grad": case.grad})
-    if why := results.verdict(error, theirs, case.torch_dtype):
+    if why := results.verdict(error, theirs, case.result_dtype):
         result["failed"].append({"op": case.op, "case": case.name, "why": why})
 
 

@@ -21,7 +21,8 @@ from tilewright.lab.bench_products import (
     too_large,
     usable,
 )
-from tilewright.lab.peers import Inputs, Peer
+from tilewright.lab.inputs import Inputs, input_sets, make_inputs
+from tilewright.lab.peers import Peer
 from tilewright.lab.results import Result
 from tilewright.lab.suites import Case, Suite
 from tilewright.tune.timing import Timer
@@ -66,7 +67,7 @@ def run(suite: Suite, timer: Timer, device: torch.device, result: Result, note: 
 def _time(case: Case, invariant: Case, timer: Timer, device: torch.device, result: Result) -> None:
     where = None if device.type == "cuda" else planner.DEFAULT_DEVICE
     with torch.no_grad():
-        inputs = peers.make_inputs(case, device, peers.input_sets(case, l2_bytes(device)))
+        inputs = make_inputs(case, device, input_sets(case, l2_bytes(device)))
         mine, default = peers.ours(invariant), peers.ours(case)
         error, theirs = own_error(invariant, inputs[0], mine), own_error(case, inputs[0], default)
         times = compare(invariant, mine, Peer("default mode", default), inputs, timer)
@@ -74,7 +75,7 @@ def _time(case: Case, invariant: Case, timer: Timer, device: torch.device, resul
     made = row(invariant, str(plan), "default mode", error, theirs, times, result["ceilings"])
     made["peer_plan"] = str(planner.plan(case.problem(), where))
     result["rows"].append(made)
-    if why := results.verdict(error, theirs, case.torch_dtype):
+    if why := results.verdict(error, theirs, case.result_dtype):
         result["failed"].append({"op": case.op, "case": invariant.name, "why": why})
 
 
@@ -82,7 +83,7 @@ def _bits(case: Case, device: torch.device, result: Result) -> None:
     """Compare the rows of the product of MOST_M rows with those of every smaller one, and of other views of A."""
     mine = peers.ours(case)
     with torch.no_grad():
-        (x,) = peers.make_inputs(replace(case, m=MOST_M), device)
+        (x,) = make_inputs(replace(case, m=MOST_M), device)
         whole = mine(x)
         for label, part in _parts(x):
             m = part.a.shape[0]

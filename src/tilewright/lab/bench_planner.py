@@ -21,7 +21,7 @@ from tilewright.lab.bench_products import (
     too_large,
     usable,
 )
-from tilewright.lab.peers import Inputs
+from tilewright.lab.inputs import Inputs, input_sets, make_inputs
 from tilewright.lab.results import Result
 from tilewright.lab.suites import Case, Suite
 from tilewright.runtime.devices import Device
@@ -74,7 +74,7 @@ def _case(
     def fail(plan: Plan, why: str) -> None:
         result["failed"].append({"op": case.op, "case": case.name, "plan": str(plan), "why": why})
 
-    inputs = peers.make_inputs(case, device, peers.input_sets(case, l2_bytes(device)))
+    inputs = make_inputs(case, device, input_sets(case, l2_bytes(device)))
     good: list[Plan] = []
     for plan in plans:
         if why := broken.get(signature(case, plan)):
@@ -86,7 +86,7 @@ def _case(
         library = peers.peers(case)[0].run(inputs[0])
         theirs = peers.errors(case, inputs[0], [library])[0]
         for plan, error in errors.items():
-            if why := results.verdict(error, theirs, case.torch_dtype):
+            if why := results.verdict(error, theirs, case.result_dtype):
                 fail(plan, why)
         good = list(errors)
         if not good or good[0] != plans[0]:
@@ -120,11 +120,11 @@ def _side(case: Case, plan: Plan, inputs: list[Inputs]) -> Side:
 def _errors(case: Case, plans: Sequence[Plan], x: Inputs, fail: Callable[[Plan, str], None]) -> dict[Plan, float]:
     """Each plan's error against float64, into results filled with NaN; plans that raise are left out."""
     errors: dict[Plan, float] = {}
-    at_once = max(1, HELD // max(1, case.m * case.n * case.torch_dtype.itemsize))
+    at_once = max(1, HELD // max(1, case.m * case.n * case.result_dtype.itemsize))
     for start in range(0, len(plans), at_once):
         done: dict[Plan, torch.Tensor] = {}
         for plan in plans[start : start + at_once]:
-            out = torch.full((case.m, case.n), math.nan, dtype=case.torch_dtype, device=x.a.device)
+            out = torch.full((case.m, case.n), math.nan, dtype=case.result_dtype, device=x.a.device)
             try:
                 done[plan] = peers.ours(case, plan)(x, out=out)
             except Exception as error:

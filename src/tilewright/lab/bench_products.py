@@ -11,7 +11,8 @@ import torch
 from tilewright.gemm import planner
 from tilewright.lab import ceilings, peers, results
 from tilewright.lab.bench_compile import compile_all
-from tilewright.lab.peers import Inputs, Peer
+from tilewright.lab.inputs import Inputs, input_bytes, input_sets, make_inputs
+from tilewright.lab.peers import Peer
 from tilewright.lab.results import Result, Row
 from tilewright.lab.suites import Case, Suite
 from tilewright.tune.timing import Comparison, Side, Timer
@@ -44,8 +45,8 @@ def too_large(case: Case, device: torch.device) -> str | None:
     """
     if device.type != "cuda":
         return None
-    sets = peers.input_sets(case, l2_bytes(device))
-    need = peers.input_bytes(case) * (sets + 1) + 4 * case.m * case.n * case.torch_dtype.itemsize + 6 * 8 * peers.CHUNK
+    sets = input_sets(case, l2_bytes(device))
+    need = input_bytes(case) * (sets + 1) + 4 * case.m * case.n * case.result_dtype.itemsize + 6 * 8 * peers.CHUNK
     free = torch.cuda.mem_get_info(device)[0]
     return None if need < 0.95 * free else f"needs {need / 2**30:.1f} GiB of memory; {free / 2**30:.1f} are free"
 
@@ -94,9 +95,9 @@ def usable(device: torch.device) -> bool:
 
 
 def _case(case: Case, timer: Timer, device: torch.device, result: Result) -> None:
-    sets = peers.input_sets(case, l2_bytes(device))
+    sets = input_sets(case, l2_bytes(device))
     with torch.no_grad():
-        inputs = peers.make_inputs(case, device, sets)
+        inputs = make_inputs(case, device, sets)
         mine = peers.ours(case)
         error = own_error(case, inputs[0], mine)
         for peer in peers.peers(case):
@@ -132,7 +133,8 @@ def _fastest_compiled(
 def own_error(case: Case, x: Inputs, mine: Callable[..., torch.Tensor]) -> float:
     """Our error against float64, into a result filled with NaN: an element that is not written makes it infinite."""
     mask = peers.kept(case, mine, x, SEED)
-    out = torch.full((case.m, case.n), math.nan, dtype=case.torch_dtype, device=x.a.device)
+    out = torch.full((case.m, case.n), math.nan, dtype=case.result_dtype, device=x.a.device)
+    torch.full_like(out, math.nan)  # freed at once: where an operation takes no ``out``, it finds NaN in its result
     torch.manual_seed(SEED)
     mine(x, out=out)
     return peers.errors(case, x, [out], [mask])[0]
@@ -142,7 +144,8 @@ def peer_error(case: Case, x: Inputs, peer: Peer) -> float:
     """The peer's error against float64."""
     mask = peers.kept(case, peer.run, x, SEED)
     torch.manual_seed(SEED)
-    return peers.errors(case, x, [peer.run(x).clone()], [mask])[0]
+    out = peer.run(x).clone()
+    return peers.errors(case, x, [out if peer.finish is None else peer.finish(x, out)], [mask])[0]
 
 
 def compare(
@@ -161,7 +164,7 @@ def add(
     theirs = peer_error(case, x, peer)
     plan = planner.plan(case.problem(), _where(device))
     result["rows"].append(row(case, str(plan), peer.name, error, theirs, times, result["ceilings"]))
-    if why := results.verdict(error, theirs, case.torch_dtype):
+    if why := results.verdict(error, theirs, case.result_dtype):
         result["failed"].append({"op": case.op, "case": case.name, "why": why})
 
 
@@ -191,6 +194,10 @@ def row(
         "error": float(f"{error:.4g}") if math.isfinite(error) else None,
         "from": case.source,
     }
+    if case.scales:
+        found["scales"] = case.scales
+    if case.m <= ceilings.FEW_ROWS and ceilings.READ in limits:
+        found["of_read"] = round(problem.bytes / times.ours_us / 1e6 / limits[ceilings.READ], 4)
     if case.precision:
         found["precision"] = case.precision
     if case.epilogue:

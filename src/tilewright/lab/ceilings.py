@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 
 from tilewright.gemm.problem import Problem
+from tilewright.lab import reading
+from tilewright.lab.inputs import random
 from tilewright.lab.peers import tf32
 from tilewright.tune.timing import Timer
 
@@ -16,9 +18,16 @@ KEYS = {
     torch.float16: "fp16_tflops",
     torch.float32: "fp32_tflops",
     torch.float64: "fp64_tflops",
+    torch.float8_e4m3fn: "fp8_tflops",
+    torch.float8_e5m2: "fp8_tflops",
+    torch.int8: "int8_tops",
 }
 TF32 = "tf32_tflops"
 COPY = "copy_tbps"
+READ = "read_tbps"
+
+#: products of so few rows wait for the weight to be read, and are compared with a kernel that only reads
+FEW_ROWS = 64
 
 
 def key(problem: Problem) -> str:
@@ -30,20 +39,26 @@ def key(problem: Problem) -> str:
 
 def needed(problems: Iterable[Problem]) -> list[str]:
     """The ceilings that the roofs of those problems are made of."""
-    return sorted({COPY, *(key(problem) for problem in problems)})
+    problems = list(problems)
+    few = {READ} if any(problem.m <= FEW_ROWS for problem in problems) else set()
+    return sorted({COPY, *few, *(key(problem) for problem in problems)})
 
 
 def measure(timer: Timer, device: torch.device, names: Iterable[str], seconds: float = 0.5) -> dict[str, float]:
     """Measure ceilings, each sustained for about ``seconds``.
 
-    ``copy_tbps`` is a device copy of 2 GiB in TB/s, bytes read plus bytes written. A rate is that of torch.matmul
-    (cuBLAS) on 8192x8192x8192 random operands in TFLOP/s: what the vendor's library holds at the power cap.
+    ``copy_tbps`` is a device copy of 2 GiB in TB/s, bytes read plus bytes written; ``read_tbps`` a kernel that reads
+    2 GiB and writes next to nothing, the fastest of a few block sizes. A rate is that of torch.matmul (cuBLAS; of
+    torch._scaled_mm with fast accumulation for float8, torch._int_mm for int8) on 8192x8192x8192 random operands in
+    TFLOP/s: what the vendor's library holds at the power cap.
     """
     big = device.type == "cuda"
     found: dict[str, float] = {}
     for name in names:
         if name == COPY:
             found[name] = round(_copy(timer, device, 2**30 if big else 2**12, seconds / 2), 4)
+        elif name == READ:
+            found[name] = round(reading.bandwidth(timer, device, 2**29 if big else 2**14, seconds / 2), 4)
         else:
             found[name] = round(_rate(timer, device, name, 8192 if big else 16, seconds), 2)
     return found
@@ -57,9 +72,18 @@ def _copy(timer: Timer, device: torch.device, elements: int, seconds: float) -> 
 
 def _rate(timer: Timer, device: torch.device, name: str, size: int, seconds: float) -> float:
     dtype = torch.float32 if name == TF32 else next(dtype for dtype, k in KEYS.items() if k == name)
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    a, b = (random(size * size, dtype, device).view(size, size) for _ in range(2))
+    one = torch.ones((), device=device)
+
+    def product(_: int) -> object:
+        if dtype is torch.int8:
+            return torch._int_mm(a, b.t())
+        if name == KEYS[torch.float8_e4m3fn]:
+            return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+        return a @ b
+
     with tf32(name == TF32):
-        return 2 * size**3 / timer.sustained(lambda _: a @ b, seconds) / 1e12
+        return 2 * size**3 / timer.sustained(product, seconds) / 1e12
 
 
 def roof_us(problem: Problem, ceilings: dict[str, float]) -> float:

@@ -13,21 +13,12 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.gemm.plan import Plan
+from tilewright.lab import inputs
+from tilewright.lab.inputs import Inputs
 from tilewright.lab.suites import Case
-from tilewright.tune import timing
 
 #: float64 elements that the reference holds of one operand or result at a time
 CHUNK = 2**27
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The tensors of one call: ``a`` (m, k), ``b`` (k, n) as torch sees them, ``bias`` (n,), ``residual`` (m, n)."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    bias: torch.Tensor | None = None
-    residual: torch.Tensor | None = None
 
 
 Run = Callable[[Inputs], torch.Tensor]
@@ -37,13 +28,15 @@ Run = Callable[[Inputs], torch.Tensor]
 class Peer:
     """A PyTorch way to do a case. ``capture=False``: it brings CUDA graphs of its own, so it keeps to one input set.
 
-    ``mode`` is that of ``torch.compile``.
+    ``mode`` is that of ``torch.compile``. ``finish`` makes of its result what ours is, before they are compared; it is
+    not timed.
     """
 
     name: str
     run: Run
     capture: bool = True
     mode: str | None = None
+    finish: Callable[[Inputs, torch.Tensor], torch.Tensor] | None = None
 
 
 @contextlib.contextmanager
@@ -55,42 +48,6 @@ def tf32(allowed: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def _matrices(rows: int, cols: int, letter: str, sets: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """(sets, rows, cols), random, each matrix dense in its layout and aligned as a fresh allocation would be."""
-    if letter == "t":
-        return _matrices(cols, rows, "n", sets, dtype, device).transpose(-1, -2)
-    pitch = -(-rows * cols // 128) * 128
-    flat = torch.randn(sets * pitch, dtype=dtype, device=device)
-    return flat.as_strided((sets, rows, cols), (pitch, cols, 1))
-
-
-def make_inputs(case: Case, device: torch.device, sets: int = 1) -> list[Inputs]:
-    """Fresh random inputs. Weights are scaled by 1/sqrt(k), so that results are of order 1 in every dtype."""
-    dtype = case.torch_dtype
-    a = _matrices(case.m, case.k, case.layout[0], sets, dtype, device)
-    b = _matrices(case.k, case.n, case.layout[1], sets, dtype, device).mul_(case.k**-0.5 if case.k else 1.0)
-    bias = residual = None
-    if "bias" in case.epilogue:
-        bias = _matrices(1, case.n, "n", sets, dtype, device)[:, 0]
-    if "residual" in case.epilogue or case.op == "addmm":
-        residual = _matrices(case.m, case.n, "n", sets, dtype, device)
-
-    def of(t: torch.Tensor | None, i: int) -> torch.Tensor | None:
-        return None if t is None else t[i]
-
-    return [Inputs(a[i], b[i], of(bias, i), of(residual, i)) for i in range(sets)]
-
-
-def input_bytes(case: Case) -> int:
-    """Bytes of one input set and its result."""
-    return case.problem().bytes
-
-
-def input_sets(case: Case, l2_bytes: int) -> int:
-    """How many input sets a measurement rotates over, so that no call finds its operands in the cache."""
-    return timing.input_sets(input_bytes(case), l2_bytes, case.m)
 
 
 def ours(case: Case, plan: Plan | None = None) -> Callable[..., torch.Tensor]:
@@ -115,6 +72,16 @@ def ours(case: Case, plan: Plan | None = None) -> Callable[..., torch.Tensor]:
             extra["bias"] = x.bias
         if x.residual is not None:
             extra["residual"] = x.residual
+        if case.op == "scaled_matmul":
+            result: torch.Tensor = tw.scaled_matmul(
+                x.a,
+                x.b,
+                *x.scales,
+                out_dtype=case.result_dtype,
+                fast_accumulate=case.fast_accumulate,
+                **extra,
+            )
+            return result if out is None else out.copy_(result)
         if out is not None:
             extra["out"] = out
         if case.op == "linear":
@@ -172,6 +139,8 @@ ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def peers(case: Case) -> list[Peer]:
     """The PyTorch ways that a case is compared with: the one call, or eager and each kind of torch.compile."""
+    if case.op == "scaled_matmul":
+        return [_scaled(case)]
     if not case.epilogue:
         names = {"matmul": "torch.matmul", "linear": "F.linear", "addmm": "torch.addmm"}
         name = names[case.op]
@@ -179,6 +148,22 @@ def peers(case: Case) -> list[Peer]:
             name += " tf32" if case.precision == "tf32" else " fp32"
         return [Peer(name, eager(case))]
     return [Peer("torch eager", eager(case))]
+
+
+def _scaled(case: Case) -> Peer:
+    """PyTorch's product of codes. That of int8 knows no scales: they are applied where results are compared."""
+    if case.torch_dtype is torch.int8:
+        return Peer("torch._int_mm", lambda x: torch._int_mm(x.a, x.b), finish=_times_scales)
+
+    def run(x: Inputs) -> torch.Tensor:
+        return torch._scaled_mm(x.a, x.b, *x.scales, out_dtype=case.result_dtype, use_fast_accum=case.fast_accumulate)
+
+    return Peer(f"torch._scaled_mm {case.scales}" + (" fast" if case.fast_accumulate else ""), run)
+
+
+def _times_scales(x: Inputs, sums: torch.Tensor) -> torch.Tensor:
+    scale_a, scale_b = x.scales
+    return sums.double() * scale_a.double() * scale_b.double()
 
 
 def compiled(case: Case) -> list[Peer]:
@@ -261,10 +246,10 @@ def errors(
     wrong = [torch.zeros((), dtype=torch.float64, device=x.a.device) for _ in outputs]
     size = [torch.zeros_like(w) for w in wrong]
     for c in range(0, n, cols):
-        b = x.b[:, c : c + cols].double()
+        b = inputs.wide_b(x, slice(c, c + cols))
         for r in range(0, m, rows):
             at = (slice(r, r + rows), slice(c, c + cols))
-            y = x.a[at[0]].double() @ b
+            y = inputs.wide_a(x, at[0]) @ b
             if x.bias is not None:
                 y += x.bias[at[1]].double()
             if case.activation:

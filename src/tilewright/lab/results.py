@@ -108,7 +108,9 @@ def group(row: Row) -> str:
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """Geometric mean and minimum of the ratios; of the rows with m >= 512; and of each group of rows.
 
-    Rows of a planner suite add ``within_10``: the share of picks at most 10% slower than the best candidate.
+    Rows of a planner suite add ``within_10`` and ``within_3``: the shares of picks at most 10% and 3% slower than the
+    best candidate. Rows of m = 1 whose weight has 100 MB or more add ``least_of_read``: the smallest share of the
+    bandwidth of a kernel that only reads.
     """
     found = _figures(rows)
     large = [row["ratio"] for row in rows if row.get("m", 0) >= LARGE_M]
@@ -120,7 +122,11 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     regrets = [row["regret"] for row in rows if "regret" in row]
     if regrets:
         found["within_10"] = round(sum(regret <= 0.10 for regret in regrets) / len(regrets), 4)
+        found["within_3"] = round(sum(regret <= 0.03 for regret in regrets) / len(regrets), 4)
         found["regret_max"] = round(max(regrets), 4)
+    read = [row["of_read"] for row in rows if row.get("m") == 1 and "of_read" in row and row["k"] * row["n"] >= 5e7]
+    if read:
+        found["least_of_read"] = min(read)
     return found
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from tilewright.gemm.problem import ACTIVATIONS, Problem
+from tilewright.gemm.problem import ACTIVATIONS, CODE_DTYPES, Problem
 from tilewright.runtime.errors import bad
 
-OPS = ("matmul", "linear", "addmm")
+OPS = ("matmul", "linear", "addmm", "scaled_matmul")
 RUNNERS = ("products", "host", "planner", "batch-invariant")
 
 
@@ -23,7 +23,7 @@ class Case:
     """One product of a suite.
 
     Args:
-        op: "matmul", "linear" or "addmm".
+        op: "matmul", "linear", "addmm" or "scaled_matmul".
         m, n, k: sizes.
         dtype: of the operands, as torch names it ("bfloat16").
         layout: a letter for each operand as torch sees it, as in ``Problem``; a weight (n, k) makes it "nt".
@@ -32,6 +32,9 @@ class Case:
         dropout_p: probability of the step "dropout".
         grad: whether the operands want a gradient (suite ``host``).
         batch_invariant: as the argument of that name.
+        scales: granularity of the scales of "scaled_matmul": "tensor", "row" or "block".
+        fast_accumulate: as the argument of that name, of "scaled_matmul".
+        out_dtype: of the result of "scaled_matmul"; by default bfloat16.
         source: where the shape comes from.
     """
 
@@ -46,6 +49,9 @@ class Case:
     dropout_p: float = 0.0
     grad: bool = False
     batch_invariant: bool = False
+    scales: str = ""
+    fast_accumulate: bool = False
+    out_dtype: str | None = None
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -54,15 +60,22 @@ class Case:
         object.__setattr__(self, "epilogue", tuple(self.epilogue))
         if self.op == "linear" and self.layout[1] != "t":
             raise bad("bench", "layout", repr(self.layout), "'nt' or 'tt' for linear, whose weight is (n, k)")
+        if (self.op == "scaled_matmul") != (self.torch_dtype in CODE_DTYPES):
+            must = "codes (int8 or a float8) for scaled_matmul, and floats for every other op"
+            raise bad("bench", "dtype", f"{self.dtype} with {self.op}", must)
         self.problem()
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """The operands' dtype; ``ValueError`` for a name that torch does not have."""
-        dtype = getattr(torch, self.dtype, None)
-        if not isinstance(dtype, torch.dtype):
-            raise bad("bench", "dtype", repr(self.dtype), "a dtype's name, such as 'bfloat16'")
-        return dtype
+        return _dtype("dtype", self.dtype)
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        """The result's dtype."""
+        if self.out_dtype is not None:
+            return _dtype("out_dtype", self.out_dtype)
+        return torch.bfloat16 if self.op == "scaled_matmul" else self.torch_dtype
 
     @property
     def activation(self) -> str | None:
@@ -80,6 +93,12 @@ class Case:
         parts = [f"{self.m}x{self.n}x{self.k}", self.layout]
         if self.precision:
             parts.append(self.precision)
+        if self.scales:
+            parts.append(self.scales)
+        if self.fast_accumulate:
+            parts.append("fast")
+        if self.out_dtype:
+            parts.append(f"-> {self.out_dtype}")
         if self.epilogue:
             parts.append("+".join(self.epilogue))
         if self.grad:
@@ -105,7 +124,17 @@ class Case:
             epilogue=epilogue,
             precision=self.precision,
             batch_invariant=self.batch_invariant,
+            out_dtype=self.result_dtype,
+            scaled=self.scales or None,
+            fast_accumulate=self.fast_accumulate,
         )
+
+
+def _dtype(field: str, name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise bad("bench", field, repr(name), "a dtype's name, such as 'bfloat16'")
+    return found
 
 
 @dataclass(frozen=True)
